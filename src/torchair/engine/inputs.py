@@ -14,21 +14,10 @@ import torch
 from torchair.engine.plan.ending import Layout
 from torchair.engine.run.native import picker
 from torchair.errors import GraphError, InputError
+from torchair.ge import signature as sig
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
 from torchair.ge.shapes import Shape, Sym, compile_dims, is_static, on_wire
-from torchair.ge.signature import (
-    NO_OFFSET,
-    Computed,
-    ComputedScalar,
-    Fixed,
-    InputSource,
-    InputView,
-    Result,
-    ResultView,
-    SymbolResult,
-    computed,
-)
 from torchair.operators import steering_nodes
 
 
@@ -36,7 +25,7 @@ class GraphInputs:
     """The inputs of a graph, in index order."""
 
     def __init__(
-        self, graph: Graph, sources: Sequence[InputSource], device: str, strides: bool
+        self, graph: Graph, sources: Sequence[sig.InputSource], device: str, strides: bool
     ) -> None:
         """With `strides`, plans are for inputs of certain strides."""
         self.data = [n.outputs[0] for n in graph.data]
@@ -262,7 +251,7 @@ def _part(index: int, value: Value, steers: bool, strides: bool) -> InputPart:
 # ---- the calling convention ----
 
 
-def input_reader(sources: Sequence[InputSource]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def input_reader(sources: Sequence[sig.InputSource]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """A function from call arguments to graph inputs."""
     if all(s.kind == "tensor" for s in sources):
         return picker([s.args[0] for s in sources])
@@ -270,7 +259,7 @@ def input_reader(sources: Sequence[InputSource]) -> Callable[[Sequence[Any]], Se
     return lambda args: [read(args) for read in readers]
 
 
-def _reader(source: InputSource) -> Callable[[Sequence[Any]], Any]:
+def _reader(source: sig.InputSource) -> Callable[[Sequence[Any]], Any]:
     if source.kind == "tensor":
         return itemgetter(source.args[0])
     dtype = ge_to_torch(source.dtype)
@@ -285,24 +274,24 @@ def _reader(source: InputSource) -> Callable[[Sequence[Any]], Any]:
 @cache
 def no_offsets(count: int) -> torch.Tensor:
     """What random operators get for offsets: they draw from torch's generators, as eager does."""
-    return torch.full((count,), NO_OFFSET, dtype=torch.int64, device="cpu")
+    return torch.full((count,), sig.NO_OFFSET, dtype=torch.int64, device="cpu")
 
 
-def layouts_of(results: Sequence[Result], count: int) -> list[Layout | None]:
+def layouts_of(results: Sequence[sig.Result], count: int) -> list[Layout | None]:
     """What each output of a graph must look like in memory, where a result promises something."""
     layouts: list[Layout | None] = [None] * count
-    for r in computed(results):
+    for r in sig.computed(results):
         if layouts[r.index] is None:
             layouts[r.index] = Layout(r.shape, r.strides, r.alias_group, r.offset)
     return layouts
 
 
 def result_builder(
-    results: Sequence[Result], symbols: dict[str, tuple[int, int | None]]
+    results: Sequence[sig.Result], symbols: dict[str, tuple[int, int | None]]
 ) -> Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]:
     """A function from graph outputs and call arguments to the results of the FX graph."""
-    if all(isinstance(r, Computed) and r.same for r in results):
-        order = [r.index for r in results if isinstance(r, Computed)]
+    if all(isinstance(r, sig.Computed) and r.same for r in results):
+        order = [r.index for r in results if isinstance(r, sig.Computed)]
         if len(order) == 1:
             only = order[0]
             return lambda outputs, args: (outputs[only],)
@@ -311,7 +300,7 @@ def result_builder(
     sources = [symbols[n] for n in names]
     makers = [result_maker(r, names) for r in results]
     known = list(results)
-    views = [(k, known.index(r)) for k, r in enumerate(known) if isinstance(r, ResultView)]
+    views = [(k, known.index(r)) for k, r in enumerate(known) if isinstance(r, sig.ResultView)]
     again = [(k, first) for k, first in views if first != k]
 
     def build(outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> tuple[Any, ...]:
@@ -324,23 +313,23 @@ def result_builder(
     return build
 
 
-def result_maker(result: Result, names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
+def result_maker(result: sig.Result, names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
     """A function from (outputs, arguments, sizes by `names`) to one result."""
-    if isinstance(result, Fixed):
+    if isinstance(result, sig.Fixed):
         fixed = result.value
         return lambda outputs, args, sizes: fixed
-    if isinstance(result, Computed):
+    if isinstance(result, sig.Computed):
         index = result.index
         if result.same:
             return lambda outputs, args, sizes: outputs[index]
         return lambda outputs, args, sizes: torch.ops.aten.alias.default(outputs[index])
-    if isinstance(result, ComputedScalar):
+    if isinstance(result, sig.ComputedScalar):
         index = result.index
         return lambda outputs, args, sizes: outputs[index].item()
-    if isinstance(result, SymbolResult):
+    if isinstance(result, sig.SymbolResult):
         value = compile_dims([result.expr], names)
         return lambda outputs, args, sizes: value(*sizes)[0]
-    if isinstance(result, ResultView):
+    if isinstance(result, sig.ResultView):
         index, view = result.base.index, viewer(result, names)
         return lambda outputs, args, sizes: view(outputs[index], sizes)
     arg = result.arg
@@ -353,7 +342,7 @@ def result_maker(result: Result, names: Sequence[str]) -> Callable[[Any, Any, An
 
 
 def viewer(
-    result: InputView | ResultView, names: Sequence[str]
+    result: sig.InputView | sig.ResultView, names: Sequence[str]
 ) -> Callable[[torch.Tensor, Sequence[int]], torch.Tensor]:
     """A function from (base, sizes by `names`) to a view of the base."""
     rank = len(result.shape)

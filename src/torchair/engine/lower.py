@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchair.codegen.loops import (
-    Access,
-    Expr,
-    Index,
-    Nest,
-    Store,
-    access,
-    at_axis,
-    cast,
-    load,
-    op,
-    store,
-)
+from torchair.codegen import loops as ir
 from torchair.codegen.numbers import Element, Int, register_type
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape
@@ -108,13 +96,13 @@ def build_nest(
     outputs: Sequence[Value],
     fact: Callable[[Value], Fact],
     fault: Callable[[], int] | None = None,
-) -> Nest:
+) -> ir.Nest:
     """The nest that computes the group and stores these of its values. `fault` gives the word
     with the address where a kernel notes down that a test failed."""
     build = _Build(group, operands, fact, fault)
     for node in group.nodes:
         build.node(node)
-    return Nest(build.axes, tuple(build.store(v) for v in outputs), group.reduced)
+    return ir.Nest(build.axes, tuple(build.store(v) for v in outputs), group.reduced)
 
 
 class _Build:
@@ -127,7 +115,7 @@ class _Build:
     ) -> None:
         self.group, self.operands, self.fact, self.fault = group, operands, fact, fault
         self.axes: tuple[Int, ...] = tuple(fact(group.domain).shape or ())  # type: ignore[arg-type]
-        self.domain = tuple(at_axis(k) for k in range(len(self.axes)))
+        self.domain = tuple(ir.at_axis(k) for k in range(len(self.axes)))
         self.made: dict[Value, Lowered | Update] = {
             v: self._given(k, v) for k, v in enumerate(group.given)
         }
@@ -154,9 +142,9 @@ class _Build:
         return made
 
     def _outside(self, where: Operand) -> Lowered:
-        def element(place: tuple[Index, ...]) -> Expr:
+        def element(place: tuple[ir.Index, ...]) -> ir.Expr:
             positions, strides = joined(place, where.strides)
-            return load(access(where.word, where.dtype, strides, positions, len(self.axes)))
+            return ir.load(ir.access(where.word, where.dtype, strides, positions, len(self.axes)))
 
         return Lowered(where.shape, where.dtype, element)
 
@@ -164,20 +152,20 @@ class _Build:
         dtype = TYPES[value.dtype]
         wide = register_type(dtype)
         shape: tuple[Int, ...] = tuple(self.fact(value).shape or ())  # type: ignore[arg-type]
-        made = Lowered(shape, dtype, lambda _: Expr("given", wide, data=k))
+        made = Lowered(shape, dtype, lambda _: ir.Expr("given", wide, data=k))
         if self.group.bias is None:
             return made
         bias, dim = self.group.bias
         added = self._outside(self.operands[bias])
 
-        def element(place: tuple[Index, ...]) -> Expr:
+        def element(place: tuple[ir.Index, ...]) -> ir.Expr:
             along = (place[dim],) if added.rank == 1 else place[len(place) - added.rank :]
             there = broadcast_index(along, added.shape)
-            return op("add", made.at(place), cast(added.at(there), wide))
+            return ir.op("add", made.at(place), ir.cast(added.at(there), wide))
 
         return Lowered(shape, dtype, element)
 
-    def store(self, value: Value) -> Store:
+    def store(self, value: Value) -> ir.Store:
         """Write a value to where it lives."""
         made, where = self.made[value], self.operands[value]
         if isinstance(made, Update):
@@ -187,23 +175,23 @@ class _Build:
             index = self._row_and_column()
         else:
             index = self._place(value)
-        place = access(where.word, where.dtype, where.strides, index, len(self.axes))
-        return store(place, made.at(index))
+        place = ir.access(where.word, where.dtype, where.strides, index, len(self.axes))
+        return ir.store(place, made.at(index))
 
-    def _place(self, value: Value) -> tuple[Index, ...]:
+    def _place(self, value: Value) -> tuple[ir.Index, ...]:
         """Where an element of a value is, along the axes of the nest."""
-        return tuple(Index() if a is None else at_axis(a) for a in self.group.spaces[value])
+        return tuple(ir.Index() if a is None else ir.at_axis(a) for a in self.group.spaces[value])
 
-    def _row_and_column(self) -> tuple[Index, ...]:
+    def _row_and_column(self) -> tuple[ir.Index, ...]:
         """The place in a matrix whose rows run along all axes of the nest but the last."""
-        row = Index()
+        row = ir.Index()
         for position, size in zip(self.domain[:-1], self.axes[:-1], strict=True):
             row = row * size + position
         return row, self.domain[-1]
 
-    def _update(self, made: Update, where: Operand) -> Store:
+    def _update(self, made: Update, where: Operand) -> ir.Store:
         index = self.domain
         mask = made.mask(index) if made.mask is not None else None
         positions, strides = joined(made.place(index), where.strides)
-        place: Access = access(where.word, where.dtype, strides, positions, len(self.axes), mask)
-        return store(place, made.value.at(index))
+        place = ir.access(where.word, where.dtype, strides, positions, len(self.axes), mask)
+        return ir.store(place, made.value.at(index))

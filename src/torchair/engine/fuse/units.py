@@ -11,16 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchair.engine.fuse.legality import (
-    Needs,
-    Streams,
-    aligned,
-    epilogue_spaces,
-    map_space,
-    run_order,
-    space_through,
-    splits_rows,
-)
+from torchair.engine.fuse import legality
 from torchair.engine.lower import Group, Space, reduced_space, single, whole
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import NO_WORK, Graph, Node, Value
@@ -130,10 +121,10 @@ class _Fuser:
     ) -> None:  # fmt: skip
         self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
         self.gather, self.joins = gather, joins
-        self.needs = Needs()
+        self.needs = legality.Needs()
         self.outside = {n for n in graph.nodes if n.type in NO_WORK or n in prepared}
         inside = (n for n in graph.nodes if n not in self.outside)
-        self.streams = Streams(inside, lane, self.needs)
+        self.streams = legality.Streams(inside, lane, self.needs)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.results = set(graph.output.values()) if graph.output is not None else set()
         known = {n for n in graph.nodes if any(v.content is not None for v in n.outputs)}
@@ -362,20 +353,21 @@ class _Fuser:
         return space
 
     def _space_of(self, unit: Unit, base: Value, space: Space, view: Value) -> Space | None:
-        if unit.kind == "matmul" and unit.group.given == [base] and splits_rows(base, view):
+        whole_result = unit.kind == "matmul" and unit.group.given == [base]
+        if whole_result and legality.splits_rows(base, view):
             fresh = all(n in unit.views for n in unit.group.nodes)
             if fresh and base.users() == [view.node] and base not in self.results:
                 return whole(view)
-        return space_through(base, space, view)
+        return legality.space_through(base, space, view)
 
     def _spaces(self, unit: Unit, node: Node, seen: dict[Value, Space]) -> dict[Value, Space] | str:
         if loops_of(node.type).kind == "reduce":
             return self._reduce_spaces(unit, node, seen)
         if unit.kind != "loops":
-            return epilogue_spaces(unit.group, unit.views, node, seen)
+            return legality.epilogue_spaces(unit.group, unit.views, node, seen)
         spaces = {}
         for out in node.outputs:
-            space = map_space(unit.group, out, seen)
+            space = legality.map_space(unit.group, out, seen)
             if space is None:
                 return f"{node.type} runs over other axes"
             spaces[out] = space
@@ -390,7 +382,7 @@ class _Fuser:
         assert isinstance(domain, Value)
         if seen.get(domain) != whole(domain) or domain.shape != group.shape:
             return f"{node.type} reduces something else"
-        if any(not aligned(s, whole(domain)) for s in seen.values()):
+        if any(not legality.aligned(s, whole(domain)) for s in seen.values()):
             return f"{node.type} runs over other axes"
         reduced = _reduced(node)
         if group.reduced and group.reduced != reduced:
@@ -445,7 +437,7 @@ class _Fuser:
         place = whole(unit.group.domain) if reduces else unit.group.spaces[node.outputs[0]]
         read = [v for v in operands_of(node) if self.unit_of.get(v.node) is other]
         spaces = [other.group.spaces.get(v) for v in read]
-        return all(s is not None and aligned(s, place) for s in spaces)
+        return all(s is not None and legality.aligned(s, place) for s in spaces)
 
     def _inline_producers(self, unit: Unit, node: Node) -> None:
         """What only this node reads, and what is cheap, is computed where it is read: an update
@@ -516,7 +508,7 @@ class _Fuser:
                 items[number] = self.unit_of.get(node, node)
                 last[number] = max(last.get(number, -1), self.position[node])
         gathered = {k for k, x in items.items() if self.gather and _is_product(x)}
-        return run_order(items, last, self.needs, self.graph.name, gathered)
+        return legality.run_order(items, last, self.needs, self.graph.name, gathered)
 
 
 def _is_product(item: Unit | Node) -> bool:

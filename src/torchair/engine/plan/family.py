@@ -17,7 +17,7 @@ import torch
 from torchair.codegen.numbers import Book, Number, Recipe
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan.records import Laid, Native, OutputSpec, Plan, Root, Step
-from torchair.engine.plan.streams import lanes_used, schedule_of
+from torchair.engine.plan.streams import schedule_of
 from torchair.engine.plan.strides import Strided, as_tuple, each_size, kernel_of, tensor_of
 from torchair.engine.run.native import picker
 from torchair.engine.run.segment import Outline
@@ -46,8 +46,7 @@ class Family:
         self.plan = plan
         used = {s for s in _addressed(plan) if isinstance(s, int)} | plan.read
         self.sized = {s: f for s, f in sized.items() if s in used}
-        several = lanes is not None and len(lanes_used(lanes, plan.steps)) > 1
-        self.fact, self.lanes = fact, lanes if several else None
+        self.fact, self.lanes = fact, lanes
         self.built = False  # its kernels are compiled
         told = debug_level() >= 5  # each step is to say what it does
         self.native = plan.all_native and self.lanes is None and not told

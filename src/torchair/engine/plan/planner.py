@@ -133,7 +133,8 @@ class Planner:
                 dense = same_strides(layout.meta_of(inputs[i]), strides[i])
                 own[i] = _row_after_row(dims, told.strides) if dense else told.strides
         build = _Build(self, facts, own, traced=True)
-        return Family(build.ending().open(), book, build.sized, build.fact, self.lanes)
+        ending = build.ending()
+        return Family(ending.open(), book, build.sized, build.fact, ending.lanes)
 
 
 def _row_after_row(dims: Sequence[Int], strides: Sequence[Int]) -> Sequence[Int]:
@@ -267,8 +268,18 @@ class _Build:
             raise GraphError(
                 f"{node.type} cannot take these sizes: {e}", node=f"{node.name} ({where})"
             ) from e
+        as_traced = any(isinstance(d, Sym) for f in facts for d in f.shape or ())
         facts = [self._told(v, f) for v, f in zip(node.outputs, facts, strict=True)]
+        if as_traced:
+            self._ask(node, facts)
         return unknown if any(f.dtype == DataType.DT_UNDEFINED for f in facts) else facts
+
+    def _ask(self, node: Node, facts: list[Fact]) -> None:
+        """A rule that leaves dims as tracing saw them is asked about the sizes of this plan."""
+        for own, fact in zip(infer(node, self._plain), facts, strict=True):
+            dims = layout.each_size(value_of, fact).shape
+            if own.shape is not None and dims is not None and tuple(own.shape) != dims:
+                raise Unfit(f"{node.name} has other dims than the graph says")
 
     def _told(self, value: Value, fact: Fact) -> Fact:
         """What tracing knows of a value, where the rule of its node leaves something open. The type
