@@ -59,21 +59,15 @@ class AttentionSizes:
         self.kv_heads = w.size(spec.kv_heads)
         self.length = w.size(spec.length)
         self.span = w.size(spec.span)
-        self.group = str(spec.group) if spec.group else self._group(w, w.size(spec.heads))
+        self.group = str(spec.group)
+        if not spec.group:  # 1 where there are no heads
+            self.group = w.most(w.div(w.size(spec.heads), w.most(self.kv_heads, 1)), 1)
         self.rows = w.mul(self.group, self.length)
         self.q, self.k, self.v, self.out, self.mask = (
             tuple(w.size(s) for s in strides)
             for strides in (spec.q, spec.k, spec.v, spec.out, spec.mask_strides)
         )
         self.lse = tuple(w.size(s) for s in spec.lse or ())
-
-    def _group(self, w: KernelWriter, heads: str) -> str:
-        """heads / kv_heads, and 1 where there are none."""
-        none = w(f"icmp eq i64 {self.kv_heads}, 0")
-        count = w(f"select i1 {none}, i64 1, i64 {self.kv_heads}")
-        group = w.div(heads, count)
-        none = w(f"icmp eq i64 {group}, 0")
-        return w(f"select i1 {none}, i64 1, i64 {group}")
 
 
 # ---- blocks of prefill ----

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from torchair.codegen.cpu.attention import parts
@@ -324,7 +324,7 @@ class Prefill(AttentionText):
 
     def _pair_values(self, at: str, step: str, count: str) -> None:
         """Put the values of two keys beside each other; zeros where there is no second one."""
-        w = self.w
+        w, it, stride = self.w, self.w.vector("i32"), self.sizes.v[3]
         with w.loop("0", count, 2) as loop:
             one = w.offset(at, "i8", w.mul(loop.index, step))
             behind = w.add(loop.index, "1")
@@ -332,21 +332,17 @@ class Prefill(AttentionText):
             two = w(f"select i1 {exists}, ptr {w.offset(one, 'i8', step)}, ptr {one}")
             place = w.mul(w.div(loop.index, "2"), self.wide)
             to = w.offset(self._area("values"), "float", place)
-            parts.over(w, self.spec.value_width, self._pair_up(one, two, exists, to))
 
-    def _pair_up(self, one: str, two: str, exists: str, to: str) -> Callable[[str, int], None]:
-        w, it, stride = self.w, self.w.vector("i32"), self.sizes.v[3]
+            def pair(c: str, valid: int) -> None:
+                way = w.mul(w.mul(c, stride), 2)
+                places = (w.offset(x, "i8", way) for x in (one, two))
+                halves = (parts.read(w, "bf16", at, stride, valid) for at in places)
+                low, high = (wide(w, "i16", x).to("i32", signed=False) for x in halves)
+                high = high << 16
+                high.name = w(f"select i1 {exists}, {it} {high.name}, {it} zeroinitializer")
+                parts.store(w, (low | high).bits().name, w.offset(to, "float", c))
 
-        def pair(c: str, valid: int) -> None:
-            way = w.mul(w.mul(c, stride), "2")
-            places = (w.offset(x, "i8", way) for x in (one, two))
-            halves = (parts.read(w, "bf16", at, stride, valid) for at in places)
-            low, high = (wide(w, "i16", x).to("i32", signed=False) for x in halves)
-            high = high << 16
-            high.name = w(f"select i1 {exists}, {it} {high.name}, {it} zeroinitializer")
-            parts.store(w, (low | high).bits().name, w.offset(to, "float", c))
-
-        return pair
+            parts.over(w, self.spec.value_width, pair)
 
     # ---- results ----
 

@@ -148,11 +148,6 @@ class _Copy:
 # ---- direct sums over blocks of the input ----
 
 
-def window_bytes(cut: ConvPlan) -> int:
-    """Bytes of scratch that each thread needs: its window."""
-    return 0 if cut.direct else -(-cut.window_elements * BYTES[cut.element] // 64) * 64
-
-
 def pack_panels(weight: torch.Tensor, cut: ConvPlan) -> torch.Tensor:
     """The weights panel after panel, with zeros for the channels that the last one lacks."""
     panels = cut.panels
@@ -215,7 +210,7 @@ class _Blocks:
         w.run("window", "%words", self.window(), n, top, left)
 
     def window(self) -> str:
-        size = window_bytes(self.cut)
+        size = self.cut.scratch
         return self.w.entry(f"getelementptr [{size} x i8], ptr {self.w.pointer(2)}, i64 %tid")
 
     def row_of_tiles(self, n: str, panel: str, first: tuple[str, str], row: str) -> None:
@@ -355,11 +350,9 @@ def conv(
     cut = winograd.patches(spec, machine, way) or plan(spec, machine, way)
     if isinstance(cut, Patches):
         winograd.PatchBlocks(w, cut, store).write()
-        scratch = winograd.patch_bytes(cut)
     else:
         _Blocks(w, cut, store).write()
-        scratch = window_bytes(cut)
-    return Generated(w.kernel(label), scratch, {WEIGHTS: PackFilter(cut)})
+    return Generated(w.kernel(label), cut.scratch, {WEIGHTS: PackFilter(cut)})
 
 
 def _epilogue(nest: Nest) -> Store:

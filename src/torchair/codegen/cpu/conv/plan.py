@@ -150,9 +150,10 @@ class ConvPlan:
         return self.spec.group_in + (self.spec.group_in % 2 if self.kind == "dot" else 0)
 
     @property
-    def window_elements(self) -> int:
-        """Elements of the window."""
-        return self.window_rows * self.window_columns * self.pitch
+    def scratch(self) -> int:
+        """Bytes of scratch that each thread needs: its window."""
+        elements = self.window_rows * self.window_columns * self.pitch
+        return 0 if self.direct else -(-elements * BYTES[self.element] // 64) * 64
 
     @cached_property
     def strides(self) -> tuple[int, int, int]:

@@ -78,9 +78,10 @@ class Patches:
         return self.places * self.block * self.pitch
 
     @property
-    def sums(self) -> int:
-        """Elements of products in the scratch of a thread."""
-        return self.places * self.block * self.panels.size
+    def scratch(self) -> int:
+        """Bytes of scratch that each thread needs: the input, then the products."""
+        sums = self.places * self.block * self.panels.size
+        return -(-4 * (self.inputs + sums) // 64) * 64
 
 
 METHODS = {"direct": 0, "patches2": 2, "patches4": 4}
@@ -155,11 +156,6 @@ def _ceil(size: int, unit: int) -> int:
     return -(-size // unit)
 
 
-def patch_bytes(cut: Patches) -> int:
-    """Bytes of scratch that each thread needs."""
-    return -(-4 * (cut.inputs + cut.sums) // 64) * 64
-
-
 def pack_patches(weight: torch.Tensor, cut: Patches) -> torch.Tensor:
     """The transformed weights: for each panel and pair of points, [channel][output channel]."""
     points = [0.0, *(sign * p for p in POINTS[cut.m] for sign in (1, -1))]
@@ -192,8 +188,7 @@ class PatchBlocks:
         _collect(w, cut)
         self.results = w.scratch(4 * cut.m**2 * cut.panels.size)
         self.zeros = w.scratch(BYTES[cut.spec.dtype] * cut.spec.channels)
-        size = patch_bytes(cut)
-        self.inputs = w.entry(f"getelementptr [{size} x i8], ptr {w.pointer(2)}, i64 %tid")
+        self.inputs = w.entry(f"getelementptr [{cut.scratch} x i8], ptr {w.pointer(2)}, i64 %tid")
         self.sums = w.entry(f"getelementptr float, ptr {self.inputs}, i64 {cut.inputs}")
 
     def write(self) -> None:

@@ -88,9 +88,8 @@ class DecodingForm(ProductForm):
 def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
     """Where the integers of a panel begin, `k` being a multiple of a step."""
     w, span = p.w, decoder.span
-    assert isinstance(p.spec.k, int)
     even = max(2, span)  # panels of bytes hold an even number of rows
-    steps = -(-p.spec.k // even) * even // span
+    steps = -(-int(p.k) // even) * even // span
     width = decoder.vectors * w.lanes
     number = w.add(w.mul(w.div(n, width), steps), w.div(k, span))
     return w.offset(w.pointer(1), "i8", w.mul(number, decoder.bytes))
@@ -102,10 +101,8 @@ def scales_of(p: Values, word: int, group: str, n: str) -> str:
     dtype = weight.offsets if word == OFFSETS else weight.scales if is_grouped(spec) else ""
     if not dtype:
         return "null"
-    assert isinstance(spec.k, int)
-    groups = spec.k // weight.group
     width = widest_tile("f32", w.machine).vectors * w.lanes
-    index = w.add(w.mul(n, groups), w.mul(group, width))
+    index = w.add(w.mul(n, int(p.k) // weight.group), w.mul(group, width))
     return w.offset(w.pointer(word), STORAGE[dtype], index)
 
 
