@@ -38,19 +38,12 @@ from torchair.trace import label, start_debug_log
 
 
 def cache_compile(
-    func: Callable[..., Any],
-    *,
-    config: CompilerConfig | None = None,
-    dynamic: bool = True,
-    cache_dir: str | None = None,
-    global_rank: int | None = None,
-    tp_rank: int | None = None,
-    pp_rank: int | None = None,
-    backend: Callable[..., Any] | None = None,
+    func: Callable[..., Any], *, config: CompilerConfig | None = None, dynamic: bool = True,
+    cache_dir: str | None = None, global_rank: int | None = None, tp_rank: int | None = None,
+    pp_rank: int | None = None, backend: Callable[..., Any] | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    ge_cache: bool = False,
-    **ignored: Any,
-) -> CachedMethod:
+    ge_cache: bool = False, **ignored: Any,
+) -> CachedMethod:  # fmt: skip
     """A bound method of a module, compiled at its first call, or taken from `cache_dir`.
 
     It runs under `torch.no_grad()`. The folder is `<class>_<dynamic or static>_<hash of module and

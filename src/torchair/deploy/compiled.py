@@ -244,16 +244,11 @@ _VERSIONS = 64  # that one compiled model may have
 
 
 def compile(
-    model: Callable[..., Any],
-    example_inputs: Any,
-    *,
-    example_kwargs: Mapping[str, Any] | None = None,
-    config: CompilerConfig | None = None,
-    mode: str | None = None,
-    dynamic: Dynamic = False,
-    on_mismatch: OnMismatch = "error",
+    model: Callable[..., Any], example_inputs: Any, *,
+    example_kwargs: Mapping[str, Any] | None = None, config: CompilerConfig | None = None,
+    mode: str | None = None, dynamic: Dynamic = False, on_mismatch: OnMismatch = "error",
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-) -> CompiledModel:
+) -> CompiledModel:  # fmt: skip
     """Compile a model or function for inference, traced once on example inputs.
 
     `example_inputs` are the positional arguments of a call. With `dynamic=True` all dims of tensors

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torchair.backend import compile_with_aot, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE, given, read_path
-from torchair.deploy.package import Argument, NotNested, Package, outline
+from torchair.deploy.package import FileArgument, NotNested, Package, outline
 from torchair.devices.base import GraphCall, engine_graph
 from torchair.errors import GraphError, SerializationError, TorchairError, UnsupportedModeError
 from torchair.ge.graph import Graph
@@ -50,14 +50,10 @@ class _Collected(Exception):
 
 
 def dynamo_export(
-    *args: Any,
-    model: torch.nn.Module,
-    export_path: str = "export_file",
-    export_name: str = "export",
-    dynamic: bool = False,
-    config: CompilerConfig | None = None,
+    *args: Any, model: torch.nn.Module, export_path: str = "export_file",
+    export_name: str = "export", dynamic: bool = False, config: CompilerConfig | None = None,
     **kwargs: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Write `model` as `<export_path>/<export_name>.air`, traced with these arguments.
 
     With several processes each writes `<export_name><rank>.air`. The model is not run.
@@ -268,12 +264,12 @@ class _Export:
                     found[i] = name
         return found
 
-    def _arguments(self, places: Sequence[int], names: Sequence[str]) -> list[Argument]:
+    def _arguments(self, places: Sequence[int], names: Sequence[str]) -> list[FileArgument]:
         given_names = read_path(self._config, "export.inputs_name")
         found = []
         for place in places:
             path = _path(names[place] or f"arg{place}", self._parameters)
-            found.append(Argument(place, ".".join(map(str, path)), path))
+            found.append(FileArgument(place, ".".join(map(str, path)), path))
         found.sort(key=lambda a: self._leaves.get(a.path, (len(self._leaves), None))[0])
         if given_names is None:
             return found
@@ -282,9 +278,8 @@ class _Export:
                 f"export.inputs_name has {len(given_names)} names for {len(found)} inputs: "
                 f"{[a.name for a in found]}"
             )
-        return [
-            Argument(a.place, str(n), a.path, True) for a, n in zip(found, given_names, strict=True)
-        ]
+        named = zip(found, given_names, strict=True)
+        return [FileArgument(a.place, str(n), a.path, chosen=True) for a, n in named]
 
     def _write_atc(self, groups: dict[str, list[int]]) -> None:
         """Configuration of Ascend's offline compiler, where ranks talk to each other."""

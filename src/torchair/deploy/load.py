@@ -93,13 +93,9 @@ class Loaded:
 
 
 def load(
-    path: FilePath,
-    *,
-    device: str | torch.device = "cpu",
-    frozen_parameter: bool = False,
-    check: bool = False,
-    options: Mapping[str, str] | None = None,
-) -> Loaded:
+    path: FilePath, *, device: str | torch.device = "cpu", frozen_parameter: bool = False,
+    check: bool = False, options: Mapping[str, str] | None = None,
+) -> Loaded:  # fmt: skip
     """The model of a `.air` file as a function of tensors on `device`.
 
     Weights are tensors over the mapped file, on the CPU. `frozen_parameter` packs them for faster

@@ -134,7 +134,7 @@ CHECKSUM = "_checksum"  # attribute of a node: CRC-32 of the bytes of its weight
 
 
 @dataclass(frozen=True)
-class Argument:
+class FileArgument:
     """An argument of the traced call that a caller of the file hands in. `path` leads to it in the
     arguments of the model: a parameter of `forward`, then keys."""
 
@@ -271,7 +271,7 @@ class Package:
             del self._sources[node]
 
     def finish(
-        self, arguments: Sequence[Argument], sizes: Mapping[int, tuple[int, int]],
+        self, arguments: Sequence[FileArgument], sizes: Mapping[int, tuple[int, int]],
         nesting: Any = None,
     ) -> PackagedCall:  # fmt: skip
         """Updated inputs become RefData, inputs are numbered: Data first. `sizes` are arguments
@@ -326,7 +326,7 @@ class Package:
         add_output(node, "ref").learn(target.fact)
         output.after(node)
 
-    def _name_inputs(self, arguments: Sequence[Argument]) -> None:
+    def _name_inputs(self, arguments: Sequence[FileArgument]) -> None:
         known = {a.place: a for a in arguments}
         for node, source in self._sources.items():
             argument = known.get(source.args[0]) if source.kind == "tensor" else None
