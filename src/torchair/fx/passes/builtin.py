@@ -81,10 +81,6 @@ def _same_layout(node: fx.Node, source: fx.Node) -> bool:
     return a.device == b.device and a.layout == b.layout and place_of(a) == place_of(b)
 
 
-def _always(node: fx.Node, source: fx.Node) -> bool:
-    return True
-
-
 def _full_slice(node: fx.Node, source: fx.Node) -> bool:
     args = [*node.args, *[None] * 5][:5]
     start, step = args[2], args[4]
@@ -114,24 +110,20 @@ def _full_slice_scatter(node: fx.Node, source: fx.Node) -> bool:
 
 
 _SECOND = (aten.copy.default, aten.slice_scatter.default)  # what these give is their second input
+_UNCHANGED = (
+    torch.ops.prims.convert_element_type.default, aten.cat.default, aten.view.default,
+    aten.expand.default, aten.alias.default,
+)  # fmt: skip
+_ROUNDED = (aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
 _TESTS: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {
-    aten.copy.default: _same_layout,
+    **dict.fromkeys(_UNCHANGED, lambda node, source: True),
+    **dict.fromkeys(_ROUNDED, _integral),
+    **dict.fromkeys((aten.copy.default, aten.reshape.default, aten.clone.default), _same_layout),
     aten.slice_scatter.default: _full_slice_scatter,
     aten.slice.Tensor: _full_slice,
     aten.repeat.default: _all_are(1),
     aten.constant_pad_nd.default: _all_are(0),
-    torch.ops.prims.convert_element_type.default: _always,
-    aten.ceil.default: _integral,
-    aten.floor.default: _integral,
-    aten.round.default: _integral,
-    aten.trunc.default: _integral,
     aten.pow.Tensor_Scalar: _power_one,
-    aten.cat.default: _always,
-    aten.view.default: _always,
-    aten.reshape.default: _same_layout,
-    aten.expand.default: _always,
-    aten.alias.default: _always,
-    aten.clone.default: _same_layout,
 }
 
 
