@@ -133,7 +133,7 @@ def last_plan(session: TorchNpuGraph) -> Plan:
 def packed_bytes(plan: Plan) -> int:
     """Bytes of constants that were laid out anew for kernels."""
     natives = [s.native for s in plan.steps if s.native is not None]
-    packed = [x for n in natives for x in n.slots if isinstance(x, torch.Tensor)]
+    packed = [t for n in natives for t in n.packed.values()]
     return sum(t.numel() * t.element_size() for t in packed)
 
 
