@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from torchair.configs.compiler_config import Settings
-from torchair.configs.engine import gear_keys
+from torchair.configs.sections import gear_keys
 from torchair.devices import Device
 from torchair.devices.base import GraphCall
 from torchair.engine.optimize.passes import GE_PASSES, ge_kind

@@ -12,8 +12,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchair.configs import debug as debugging
-from torchair.configs import engine
+from torchair.configs import sections
 from torchair.configs.options import (
     ALL_MODES,
     CAPTURE_MODES,
@@ -45,15 +44,15 @@ class CompilerConfig(Section):
     mode.doc("both", "works (`npugraph_ex` is `reduce-overhead` without the warnings of that name)")
     post_grad_custom_pre_pass = CallableValue(None).flat("post_grad_custom_pre_pass")
     post_grad_custom_post_pass = CallableValue(None).flat("post_grad_custom_post_pass")
-    debug = debugging.DebugConfig()
-    aoe_config = engine.AoeConfig()
-    export = debugging.ExportConfig()
-    dump_config = debugging.DumpConfig()
-    fusion_config = engine.FusionConfig()
-    experimental_config = engine.ExperimentalConfig()
-    inference_config = engine.InferenceConfig()
-    ge_config = engine.GeConfig()
-    aclgraph_config = debugging.AclgraphConfig()
+    debug = sections.DebugConfig()
+    aoe_config = sections.AoeConfig()
+    export = sections.ExportConfig()
+    dump_config = sections.DumpConfig()
+    fusion_config = sections.FusionConfig()
+    experimental_config = sections.ExperimentalConfig()
+    inference_config = sections.InferenceConfig()
+    ge_config = sections.GeConfig()
+    aclgraph_config = sections.AclgraphConfig()
 
     @property
     def npugraphex_config(self) -> NpugraphexConfig:
@@ -321,7 +320,7 @@ class Settings:
     input_inplace_pass: bool = _at("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", _off)
 
     tensor_dump: bool = _at("dump_config.enable_dump")
-    tensor_dump_path: str = _at("dump_config.dump_path", debugging.rank_directory)
+    tensor_dump_path: str = _at("dump_config.dump_path", sections.rank_directory)
     tensor_dump_stage: str = _at("dump_config.data_dump_stage")
 
     local_options: Mapping[str, Any]

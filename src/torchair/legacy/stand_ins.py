@@ -12,7 +12,7 @@ import torch
 
 from torchair.capture.updates import UPDATABLE, register_updatable
 from torchair.configs.compiler_config import CompilerConfig, FlatConfig, apply_options
-from torchair.configs.engine import gear_keys
+from torchair.configs.sections import gear_keys
 from torchair.fx.gears import DimGears, merge
 from torchair.fx.passes.allocation import WORKSPACE_OPS, WorkspaceOp
 
