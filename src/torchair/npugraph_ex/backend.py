@@ -76,9 +76,8 @@ def compile_fx(
     inputs = _traced_inputs(gm) if example_inputs is None else list(example_inputs)
     config = FlatConfig()
     config.update(options or {})
-    _warn(config)
     trace = Trace("compile_fx", model_directory(npugraph_ex_logger, "compile"))
-    return _compile(config, gm, inputs, trace)
+    return get_compiler(config)(gm, inputs, trace)
 
 
 def tree_of(config: FlatConfig) -> CompilerConfig:
