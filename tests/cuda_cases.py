@@ -12,7 +12,7 @@ import torch
 
 from nest_plain import from_memory, into_memory
 from torchair.codegen.cuda.attention import AttentionForm, attention
-from torchair.codegen.cuda.gemv import GemvForm, Partner, gemv
+from torchair.codegen.cuda.gemv import GemvForm, gemv
 from torchair.codegen.cuda.jit import Gpu
 from torchair.codegen.cuda.tiles import TileForm, packs_of
 from torchair.codegen.loops import (
@@ -28,7 +28,7 @@ from torchair.codegen.loops import (
     renumbered,
 )
 from torchair.codegen.numbers import Word
-from torchair.codegen.requests import Attention, MatMul, Product, Weight
+from torchair.codegen.requests import Attention, Joint, MatMul, Partner, Product, Weight
 from torchair.codegen.target import Kernel, Launch
 
 EXACT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20}
@@ -148,10 +148,8 @@ class ProductCase:
         nest = Nest((m, n), (Store(Access(OUT, dtype, (self.n, 1)), value),))
         partner = Partner(SECOND, (0, 1, k)) if self.epilogue == "gate" else None
         prologue = PROLOGUES[self.norm](m, k, dtype)
-        return gemv(
-            Product(self.matmul, nest), gpu, form=self.form, partner=partner, prologue=prologue,
-            keep=self.keep, early=self.early,
-        )  # fmt: skip
+        work = Joint(Product(self.matmul, nest), partner, prologue, self.keep)
+        return gemv(work, gpu, form=self.form, early=self.early)
 
 
 @dataclass(frozen=True)
@@ -206,10 +204,8 @@ class QuantisedCase:
             words = {SOURCE: Q_SOURCE, GAIN: Q_GAIN}
             prologue = renumbered(prologue, lambda word: words.get(word, word))
         partner = Partner(Q_SECOND, (0, 1, k)) if self.epilogue == "gate" else None
-        return gemv(
-            Product(self.matmul, nest), gpu, form=self.form, partner=partner, prologue=prologue,
-            early=self.early,
-        )  # fmt: skip
+        work = Joint(Product(self.matmul, nest), partner, prologue)
+        return gemv(work, gpu, form=self.form, early=self.early)
 
     def _tables(self, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Integers, scales and offsets as kernels read them, and the matrix that they stand for."""

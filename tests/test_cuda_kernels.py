@@ -24,6 +24,8 @@ from ptx_machine import Memory, Order, launch
 from torchair.codegen.cuda.attention import AttentionForm
 from torchair.codegen.cuda.driver import library
 from torchair.codegen.cuda.gemv import GemvForm, forms
+from torchair.codegen.loops import Nest
+from torchair.codegen.requests import Product
 
 FORMED = ProductCase(2, 11, 520, "bf16", "residual")
 
@@ -42,7 +44,7 @@ def test_products_on_numpy(case: ProductCase) -> None:
     on_numpy(case.work(HOPPER), blocks=2)
 
 
-@pytest.mark.parametrize("form", forms(FORMED.matmul, HOPPER), ids=str)
+@pytest.mark.parametrize("form", forms(Product(FORMED.matmul, Nest((1, 64), ())), HOPPER), ids=str)
 def test_all_forms_on_numpy(form: GemvForm) -> None:
     on_numpy(dataclasses.replace(FORMED, form=form).work(HOPPER), blocks=2)
 

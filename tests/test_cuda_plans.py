@@ -106,7 +106,7 @@ def test_convolutions_of_short_floats_have_channels_last() -> None:
     assert kinds(plan).count("TensorMove") == 2
     made_here = [plan.place(o)[0].meta for s in plan.steps for o in s.outs]
     assert all(m.is_contiguous(memory_format=torch.channels_last) for m in made_here)
-    assert len(run.launches[0].jobs) == 2
+    assert len(run.launches[0]) == 2
 
 
 def test_convolutions_of_float32_stay_as_they_are() -> None:
@@ -189,5 +189,5 @@ def test_all_launches_but_the_first_begin_early(monkeypatch: pytest.MonkeyPatch)
     target = CudaTarget(0, HOPPER)
     monkeypatch.setattr(launches, "Call", Noted)
     monkeypatch.setattr(target.library, "add", lambda entries: {})
-    launches.Launches(run.plan.steps, segment.Memory(run.plan, 0, {}), target)
+    launches.Launches(run.plan.steps, segment.Memory(run.plan, 0), target)
     assert seen == [False, *[True] * (len(run.launches) - 1)] and len(seen) > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -26,13 +27,21 @@ from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from native_check import capture
 from quantised import quantise
 from torchair.codegen.cuda.attention import attention
-from torchair.codegen.cuda.gemv import GemvForm, forms, gemv
+from torchair.codegen.cuda.gemv import AnyForm, GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, describe, foreign, ptx
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.cuda.tiles import Cut, default_tiles
 from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import Word
-from torchair.codegen.requests import Attention, MatMul, Product, Weight, stored
+from torchair.codegen.requests import (
+    Attention,
+    Joint,
+    MatMul,
+    Partner,
+    Product,
+    Weight,
+    stored,
+)
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.convert import GraphConverter
 from torchair.engine.run.launches import dry_run
@@ -178,14 +187,15 @@ def test_integers_need_tensor_cores_for_bytes(gpu: Gpu) -> None:
 
 
 def test_forms_to_be_measured_differ() -> None:
-    pair = [forms(MATMUL, HOPPER, pair) for pair in (False, True)]
-    for found in pair:
-        assert len(set(found)) == len(found) > 4
+    def found(matmul: MatMul, partner: Partner | None = None) -> Sequence[AnyForm]:
+        return forms(Joint(Product(matmul, Nest((1, 64), ())), partner), HOPPER)
+
     integers = dataclasses.replace(QUANTISED, k=4096, b=(0, 1, 4096))
-    assert len({*forms(integers, HOPPER)}) == len(forms(integers, HOPPER)) > 4
+    for each in (found(MATMUL), found(MATMUL, Partner(9, MATMUL.b)), found(integers)):
+        assert len(set(each)) == len(each) > 4
     wide = dataclasses.replace(MATMUL, k=8192, n=2048, b=(0, 1, 8192))
-    assert forms(wide, HOPPER)[0] == GemvForm(1, 4, 4)
-    assert {form.split for form in forms(wide, HOPPER)} == {4, 8}
+    assert found(wide)[0] == GemvForm(1, 4, 4)
+    assert {form.split for form in found(wide)} == {4, 8}
 
 
 def test_blocks_that_count_on_each_other_have_room_for_all() -> None:
@@ -297,7 +307,7 @@ def test_launches_of_a_model(name: str) -> None:
     assert not [s for s in made.plan.steps if s.native is None and s.kind != "view"]
     for launch in {e.name: b for b in made.launches for e in [bundle_entry(b)]}.values():
         assert ".local" not in made.ptx(launch)
-    jobs = [job for launch in made.launches for job in launch.jobs]
+    jobs = [job for launch in made.launches for job in launch]
     threes = [j.kernel.entry for j in jobs if len(j.steps) == 3]  # norm, gate and up
     assert len(threes) == (0 if name == "mlp" else config.layers)
     assert {e.startswith("weightquant") for e in threes} <= {"quantised" in name}

@@ -109,7 +109,7 @@ def tuned(plan: Plan, target: CudaTarget, folder: Path) -> Tuning:
 
 
 def jobs(plan: Plan, target: CudaTarget) -> list[Job]:
-    return [job for _, part in launches_of(plan, target) for bundle in part for job in bundle.jobs]
+    return [job for _, part in launches_of(plan, target) for bundle in part for job in bundle]
 
 
 def ways(plan: Plan, target: CudaTarget) -> dict[type, Way]:

@@ -24,7 +24,7 @@ from random_graphs import Maker
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.run.segment import Area, pattern
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.units import emitter
+from torchair.engine.units import native_units
 
 
 def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: bool) -> Any:
@@ -346,7 +346,7 @@ def test_a_generator_that_fails_is_named_once(monkeypatch: pytest.MonkeyPatch) -
     def broken(self: Any, unit: Any, *args: Any) -> Any:
         raise ValueError("this generator has a fault")
 
-    monkeypatch.setattr(emitter.Emitter, "emit", broken)
+    monkeypatch.setattr(native_units.NativeUnits, "_call", broken)
     x = torch.randn(4, 8)
     call = compiled(lambda x: x.exp() + 1)
     with pytest.warns(UserWarning, match="no native code for Exp") as said:

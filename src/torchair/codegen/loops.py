@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -111,7 +111,7 @@ class Nest:
     reduced: frozenset[int] = field(default_factory=frozenset)
 
     def __str__(self) -> str:
-        return listing(self.axes, self.reduced, self.stores, expressions(self))
+        return listing(self)
 
 
 # ---- making expressions ----
@@ -462,40 +462,37 @@ LONGEST = 72
 LEAVES = frozenset({"const", "size", "axis", "given"})
 
 
-def listing(axes: Sequence[Any], reduced: frozenset[int], stores: Any, order: Iterable[Any]) -> str:
-    """The text of a nest whose expressions are in `order`, operands first."""
-    order = list(order)
-    text = _Formulas(order, stores)
+def listing(nest: Nest) -> str:
+    """The text of a nest."""
+    text = _Formulas(nest)
     lines = [
-        f"for a{k} in range({_size(n)})" + ("  # reduced" if k in reduced else "")
-        for k, n in enumerate(axes)
+        f"for a{k} in range({_size(n)})" + ("  # reduced" if k in nest.reduced else "")
+        for k, n in enumerate(nest.axes)
     ]
-    for x in order:
-        text.add(x)
     lines += [f"    {line}" for line in text.lines]
-    lines += [f"    {text.place(s.access)} = {text.of(s.value)}" for s in stores]
+    lines += [f"    {text.place(s.access)} = {text.of(s.value)}" for s in nest.stores]
     return "\n".join(lines)
 
 
 class _Formulas:
     """The text of each expression: a formula, or the name of a line before."""
 
-    def __init__(self, order: Sequence[Any], stores: Any) -> None:
+    def __init__(self, nest: Nest) -> None:
         self.lines: list[str] = []
         self._text: dict[int, str] = {}
         self._joint: set[int] = set()  # of several parts: in brackets inside of others
-        uses = [a for x in order for a in x.args]
-        places = [x.data for x in order if x.kind == "load"] + [s.access for s in stores]
-        uses += [e for p in places for e in (p.extra, p.mask) if e is not None]
-        uses += [s.value for s in stores]
-        self._uses = Counter(id(e) for e in uses)
+        order = expressions(nest)
+        uses = [e for x in order for e in children(x)] + [s.value for s in nest.stores]
+        uses += [e for s in nest.stores for e in (s.access.extra, s.access.mask) if e is not None]
+        self._uses = Counter(map(id, uses))
+        for x in order:
+            self._add(x)
 
-    def of(self, x: Any) -> str:
+    def of(self, x: Expr) -> str:
         """How an expression is called."""
         return self._text[id(x)]
 
-    def add(self, x: Any) -> None:
-        """The next expression, whose operands are known."""
+    def _add(self, x: Expr) -> None:
         formula = self._formula(x)
         again = self._uses[id(x)] > 1 and x.kind not in LEAVES
         if again or len(formula) > LONGEST or x.kind == "reduce":
@@ -505,7 +502,7 @@ class _Formulas:
             self._joint.add(id(x))
         self._text[id(x)] = formula
 
-    def _formula(self, x: Any) -> str:
+    def _formula(self, x: Expr) -> str:
         if x.kind in ("const", "size"):
             return _size(x.data)
         if x.kind in ("axis", "given"):
@@ -517,13 +514,13 @@ class _Formulas:
         name = {"cast": x.dtype, "reduce": x.data, "narrow": x.data}.get(x.kind, x.kind)
         return f"{name}({', '.join(self._argument(a) for a in x.args)})"
 
-    def _argument(self, x: Any) -> str:
+    def _argument(self, x: Expr) -> str:
         return self._inside(x) if x.kind == "load" else self.of(x)
 
-    def _inside(self, x: Any) -> str:
+    def _inside(self, x: Expr) -> str:
         return f"({self.of(x)})" if id(x) in self._joint else self.of(x)
 
-    def place(self, place: Any) -> str:
+    def place(self, place: Access) -> str:
         """Where something is loaded from or stored to."""
         terms = [
             f"a{k}" if is_known(s, 1) else f"{_size(s)} * a{k}"

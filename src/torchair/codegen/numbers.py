@@ -237,11 +237,6 @@ class Book:
         """All that was given or computed, row by row."""
         return [Number(None, row, self) for row in range(len(self._rows))]
 
-    @property
-    def conditions(self) -> int:
-        """How many decisions were taken."""
-        return len(self._conditions)
-
     def recipe(self, wanted: Sequence[Any] | None = None, plain: bool = False) -> Recipe:
         """A function of a plan's integers that gives the words, or what is `wanted`; None if a
         decision would be another one. Given Numbers of another book, it decides and computes

@@ -195,31 +195,19 @@ class Target(Protocol):
     def processor(self) -> str:
         """Who runs the kernels: what is fast on one need not be on another."""
 
-    @property
-    def channels_last(self) -> bool:
-        """Whether results of convolutions are best laid out with channels last."""
-
-    @property
-    def piecewise(self) -> bool:
-        """Whether a nest may come in pieces, where choices by position change."""
-
-    @property
-    def resizes(self) -> bool:
-        """Whether a program changes its sizes: one plan serves all those of a dynamic graph."""
-
-    @property
-    def quantised(self) -> int:
-        """How many rows products with quantised weights may have that there are kernels for."""
-
-    @property
-    def library_channels_last(self) -> bool:
-        """Whether the library convolves short floats best with channels last."""
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether calls of libraries run at the same time if they follow one another and none needs
-        another."""
-
+    channels_last: bool
+    """Whether results of convolutions are best laid out with channels last."""
+    piecewise: bool
+    """Whether a nest may come in pieces, where choices by position change."""
+    resizes: bool
+    """Whether a program changes its sizes: one plan serves all those of a dynamic graph."""
+    quantised: int
+    """How many rows products with quantised weights may have that there are kernels for."""
+    library_channels_last: bool
+    """Whether the library convolves short floats best with channels last."""
+    overlaps: bool
+    """Whether calls of libraries run at the same time if they follow one another and none needs
+    another."""
     def available(self) -> str | None:
         """Why no kernels can be made or run on this machine, None if they can."""
 

@@ -124,13 +124,12 @@ def read(path: Path) -> list[TunedWay]:
         ).fetchall()
     found = [TunedWay(*row) for row in rows]
     for row in found:
-        texts = (row.request, row.machine, row.version, row.about, row.way)
-        numbers = (row.microseconds, row.usual)
-        if not all(isinstance(x, str) for x in texts) or not all(
-            isinstance(x, float) for x in numbers
-        ):
+        if [type(x) for x in astuple(row)] != [*[str] * 5, *[float] * 2]:
             raise DamagedFile(f"{path} has rows that are no results of tuning")
-        _checked(row.way, path)
+        try:
+            Way.read(row.way)
+        except ValueError as e:
+            raise DamagedFile(f"{path}: {e}") from e
     return found
 
 
@@ -192,13 +191,6 @@ def _is_database(path: Path) -> bool:
             return file.read(16) in (b"", b"SQLite format 3\0")
     except OSError:
         return True
-
-
-def _checked(way: str, path: Path) -> None:
-    try:
-        Way.read(way)
-    except ValueError as e:
-        raise DamagedFile(f"{path}: {e}") from e
 
 
 _told: set[str] = set()

@@ -38,8 +38,7 @@ from torchair.codegen.cuda.prologue import (
 from torchair.codegen.cuda.quantised import Tiles
 from torchair.codegen.cuda.tiles import TileForm, default_tiles, quantised_refusal, tile_forms
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.loops import Nest
-from torchair.codegen.requests import Joint, MatMul, Partner, Product
+from torchair.codegen.requests import Joint, MatMul, Product
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.memory import load_scalar, memory_element
 
@@ -70,53 +69,44 @@ AnyForm = GemvForm | TileForm
 
 
 def gemv(
-    product: Product,
-    gpu: Gpu,
-    label: str = "gemv",
-    *,
-    form: AnyForm | None = None,
-    partner: Partner | None = None,
-    prologue: Nest | None = None,
-    keep: bool = False,
+    request: Product | Joint, gpu: Gpu, label: str = "gemv", form: AnyForm | None = None,
     early: bool = False,
-) -> tuple[Kernel, Launch]:
-    """The kernel of a product, and how to launch it.
+) -> tuple[Kernel, Launch]:  # fmt: skip
+    """The kernel of a product, with what is computed beside it, and how to launch it.
 
-    A `prologue` is a nest whose one store is A itself: every block computes it for itself, into
-    shared memory. With `keep` it is also stored where it belongs. An `early` kernel may begin
+    Every block computes a prologue for itself, into shared memory. An `early` kernel may begin
     before the launch before it ends: the first rows of a constant matrix are loaded meanwhile.
     Raises Declined for products that are not served.
     """
-    refusal = _refusal(product.matmul, gpu, partner, prologue)
+    work = request if isinstance(request, Joint) else Joint(request)
+    refusal = _refusal(work, gpu)
     if refusal:
         raise Declined(refusal)
-    early = early and gpu.has_clusters
-    if product.matmul.weight is not None:
-        pair, prepared = partner is not None, prologue is not None
-        tiled = form or default_tiles(product.matmul, gpu, pair, prepared)
-        words = [1, *([partner.word] if partner else [])]
-        assert isinstance(tiled, TileForm)
-        return Tiles(product, gpu, tiled, words, prologue, keep, early).kernel(label)
-    form = form or default_form(product.matmul, gpu, partner is not None)
-    assert isinstance(form, GemvForm)
-    writer = _Gemv(product, gpu, form, partner, prologue, keep, early)
+    form, early = form or _default(work, gpu), early and gpu.has_clusters
+    if isinstance(form, TileForm):
+        return Tiles(work, gpu, form, early).kernel(label)
+    writer = _Gemv(work, gpu, form, early)
     writer.write()
     return writer.w.kernel(label, writer.resident), writer.launch()
 
 
-def _refusal(
-    matmul: MatMul, gpu: Gpu, partner: Partner | None, prologue: Nest | None
-) -> str | None:
+def _refusal(work: Joint, gpu: Gpu) -> str | None:
     """Why a product is not served."""
-    if matmul.weight is not None:
-        refusal = quantised_refusal(matmul, gpu, MOST_ROWS)
-        return refusal or (None if prologue is None else prologue_refusal(matmul, prologue))
+    matmul = work.product.matmul
     if matmul.dtype not in DTYPES or matmul.batch != 1:
         return f"a batch of {matmul.batch} products of {matmul.dtype}"
     if not isinstance(matmul.m, int) or not 1 <= matmul.m <= MOST_ROWS:
         return f"{matmul.m} rows"
+    found = (_plain_refusal if matmul.weight is None else quantised_refusal)(work, gpu)
+    if found or work.prologue is None:
+        return found
+    return prologue_refusal(matmul, work.prologue)
+
+
+def _plain_refusal(work: Joint, gpu: Gpu) -> str | None:
+    matmul, partner = work.product.matmul, work.partner
     each = pack_elements(matmul.dtype)
-    row = matmul.a[1] if matmul.m > 1 else 0
+    row = matmul.a[1] if matmul.m != 1 else 0
     if matmul.a[2] != 1 or not isinstance(row, int) or row % each:
         return f"rows of A with strides {matmul.a}"
     if not isinstance(matmul.k, int) or matmul.k < 1 or matmul.k % each:
@@ -124,7 +114,14 @@ def _refusal(
     for b in [matmul.b, *([partner.b] if partner else [])]:
         if b[1] != 1 or not isinstance(b[2], int) or b[2] % each:
             return f"a matrix with strides {b}"
-    return None if prologue is None else prologue_refusal(matmul, prologue)
+    return None
+
+
+def _default(work: Joint, gpu: Gpu) -> AnyForm:
+    matmul, pair = work.product.matmul, work.partner is not None
+    if matmul.weight is not None:
+        return default_tiles(matmul, gpu, pair, work.prologue is not None)
+    return default_form(matmul, gpu, pair)
 
 
 def default_form(matmul: MatMul, gpu: Gpu, pair: bool = False) -> GemvForm:
@@ -145,35 +142,14 @@ def default_form(matmul: MatMul, gpu: Gpu, pair: bool = False) -> GemvForm:
     return GemvForm(rows, split, warps)
 
 
-def joint(
-    request: Product | Joint, gpu: Gpu, label: str, form: AnyForm | None
-) -> tuple[Kernel, Launch]:
-    """The kernel of a product, with what is computed beside it."""
-    if isinstance(request, Product):
-        return gemv(request, gpu, label, form=form, early=True)
-    return gemv(
-        request.product, gpu, label, form=form, partner=request.partner, prologue=request.prologue,
-        keep=request.keep, early=True,
-    )  # fmt: skip
-
-
-def forms_of(request: Product | Joint, gpu: Gpu) -> Sequence[AnyForm]:
-    """Forms of a product that are worth measuring, nothing of one that is not served."""
-    product = request.product if isinstance(request, Joint) else request
-    partner = request.partner if isinstance(request, Joint) else None
-    if _refusal(product.matmul, gpu, partner, None):
+def forms(request: Product | Joint, gpu: Gpu) -> Sequence[AnyForm]:
+    """Forms that are worth measuring, the default first; none of a product that is not served."""
+    work = request if isinstance(request, Joint) else Joint(request)
+    if _refusal(work, gpu):
         return ()
-    prepared = isinstance(request, Joint) and request.prologue is not None
-    return forms(product.matmul, gpu, partner is not None, prepared)
-
-
-def forms(
-    matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool = False
-) -> Sequence[AnyForm]:
-    """Forms that are worth measuring, the default first."""
-    if matmul.weight is not None:
-        return tile_forms(matmul, gpu, pair, prepared)
-    first = default_form(matmul, gpu, pair)
+    matmul, pair, first = work.product.matmul, work.partner is not None, _default(work, gpu)
+    if isinstance(first, TileForm):
+        return tile_forms(matmul, first, pair)
     found = {first: None}
     for rows, split in ((1, 1), (2, 1), (1, 2)):
         for ahead, held in ((True, True), (False, True), (False, False), (True, False)):
@@ -221,10 +197,8 @@ def _resident(matmul: MatMul, form: GemvForm, matrices: int) -> int:
 class _Gemv:
     """Writes the kernel."""
 
-    def __init__(
-        self, product: Product, gpu: Gpu, form: GemvForm, partner: Partner | None,
-        prologue: Nest | None, keep: bool, early: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, work: Joint, gpu: Gpu, form: GemvForm, early: bool) -> None:
+        product, partner = work.product, work.partner
         self.matmul, self.form, self.early = product.matmul, form, early
         assert isinstance(self.matmul.m, int) and isinstance(self.matmul.k, int)
         self.m, self.k, self.dtype = self.matmul.m, self.matmul.k, self.matmul.dtype
@@ -238,7 +212,7 @@ class _Gemv:
         self.resident = _resident(self.matmul, form, len(self.matrices))
         self.w = w = GpuWriter(gpu)
         self.epilogue = Epilogue(w, product.epilogue, self.m)
-        self.a = RowsOfA(w, self.matmul, self.threads, prologue, keep, not form.held)
+        self.a = RowsOfA(w, work, self.threads, not form.held)
         self.lane = w.entry(f"and i64 {w.thread()}, {WARP - 1}")
         self.warp = w.entry(f"lshr i64 {w.thread()}, 5")
         self.n = w.size(self.matmul.n)

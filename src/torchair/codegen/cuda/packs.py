@@ -42,26 +42,20 @@ def load_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
     return [w(f"extractelement <{REGISTERS} x i32> {four}, i64 {k}") for k in range(REGISTERS)]
 
 
-def stream_pack(
-    w: GpuWriter, pointer: str, offset: int = 0, where: str | None = None
-) -> list[str]:
+def stream_pack(w: GpuWriter, pointer: str, offset: int = 0, where: str | None = None) -> list[str]:
     """The same from global memory that nobody writes, past the first cache: it is read once. The
     load stays where it is put. Lanes without `where`, an i1, get anything."""
     return _assembled(w, "ld.global.nc.L1::no_allocate", pointer, offset, where)
 
 
-def shared_pack(
-    w: GpuWriter, pointer: str, offset: int = 0, count: int = REGISTERS
-) -> list[str]:
+def shared_pack(w: GpuWriter, pointer: str, offset: int = 0, count: int = REGISTERS) -> list[str]:
     """The same from shared memory, or so many registers of it, to be read again in every round of a
     loop and not kept."""
     near = w(f"addrspacecast ptr {pointer} to ptr addrspace(3)")
     return _assembled(w, "ld.volatile.shared", near, offset, None, count)
 
 
-def stream_words(
-    w: GpuWriter, pointer: str, count: int, where: str | None = None
-) -> list[str]:
+def stream_words(w: GpuWriter, pointer: str, count: int, where: str | None = None) -> list[str]:
     """One or two words of 32 bits from global memory that nobody writes. The load stays where it is
     put. Lanes without `where`, an i1, get anything."""
     return _assembled(w, "ld.global.nc", pointer, 0, where, count)

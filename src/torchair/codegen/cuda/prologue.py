@@ -14,7 +14,7 @@ from torchair.codegen.cuda.point import Spot, ThreadPoint
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Expr, Nest, Store, children, expressions
 from torchair.codegen.numbers import BYTES
-from torchair.codegen.requests import MatMul
+from torchair.codegen.requests import Joint, MatMul
 from torchair.codegen.text.memory import memory_element
 from torchair.codegen.text.point import positions, varying
 
@@ -49,11 +49,9 @@ class RowsOfA:
     """The rows of A. With a prologue, or if they are to be `shared`, each block puts them into its
     shared memory, where they lie as they do in global memory."""
 
-    def __init__(
-        self, w: GpuWriter, matmul: MatMul, threads: int, prologue: Nest | None,
-        keep: bool, shared: bool,
-    ) -> None:  # fmt: skip
-        self.w, self.dtype, self.threads, self.keep = w, matmul.dtype, threads, keep
+    def __init__(self, w: GpuWriter, work: Joint, threads: int, shared: bool) -> None:
+        matmul, prologue = work.product.matmul, work.prologue
+        self.w, self.dtype, self.threads, self.keep = w, matmul.dtype, threads, work.keep
         assert isinstance(matmul.m, int) and isinstance(matmul.k, int)
         self.count, self.k, self.row = matmul.m, matmul.k, row_of_a(matmul)
         self.shared = shared or prologue is not None

@@ -53,7 +53,7 @@ from torchair.codegen.cuda.tiles import OFFSETS, SCALES, B, Cut, TileForm, weigh
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import BYTES, Element
-from torchair.codegen.requests import Product
+from torchair.codegen.requests import Joint
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.memory import load_scalar, memory_element
 from torchair.codegen.text.writer import f32
@@ -63,23 +63,21 @@ class Tiles:
     """Writes the kernel. `matrices` are words of integers; those of scales and offsets are as far
     after them as in the first product."""
 
-    def __init__(
-        self, product: Product, gpu: Gpu, form: TileForm, matrices: Sequence[int],
-        prologue: Nest | None, keep: bool, early: bool,
-    ) -> None:  # fmt: skip
-        self.matmul, self.weight = product.matmul, weight_of(product.matmul)
-        self.form, self.matrices, self.early = form, matrices, early
+    def __init__(self, work: Joint, gpu: Gpu, form: TileForm, early: bool) -> None:
+        self.matmul, self.weight = work.product.matmul, weight_of(work.product.matmul)
+        self.form, self.early = form, early
+        self.matrices = [B, *([work.partner.word] if work.partner else [])]
         m, n, k = self.matmul.m, self.matmul.n, self.matmul.k
         assert isinstance(m, int) and isinstance(n, int) and isinstance(k, int)
         if form.warps % form.split:
             raise ValueError(f"{form} is no form")
         self.m, self.n, self.dtype = m, n, self.matmul.dtype
-        self.cut = Cut(self.matmul, form, len(matrices))
+        self.cut = Cut(self.matmul, form, len(self.matrices))
         self.threads = form.warps * WARP
-        self.asked = self._asked(prologue)
+        self.asked = self._asked(work.prologue)
         self.w = w = GpuWriter(gpu)
-        self.epilogue = Epilogue(w, product.epilogue, m)
-        self.a = RowsOfA(w, self.matmul, self.threads, prologue, keep, False)
+        self.epilogue = Epilogue(w, work.product.epilogue, m)
+        self.a = RowsOfA(w, work, self.threads, False)
         self.lane = w.entry(f"and i64 {w.thread()}, {WARP - 1}")
         self.warp = w.entry(f"lshr i64 {w.thread()}, 5")
         self.row = w.entry(f"lshr i64 {self.lane}, 2")  # of a tile, or column of the sums
@@ -132,9 +130,7 @@ class Tiles:
             self.meeting.finish(points, sums, turn, tile)
             loop.next = [*here, w(f"xor i64 {turn}, 1")]
 
-    def _tile(
-        self, tile: str, step: str, given: list[str]
-    ) -> tuple[list[str], list[str]]:
+    def _tile(self, tile: str, step: str, given: list[str]) -> tuple[list[str], list[str]]:
         """What was loaded for the next tile, and the sums of this one, whole or scaled: four for
         each block of columns of each matrix."""
         kind, zero = ("i32", "0") if self.cut.once else ("float", ZERO)

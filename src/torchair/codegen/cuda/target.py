@@ -10,7 +10,7 @@ from typing import Any
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.attention import forms as forms_of_attention
 from torchair.codegen.cuda.driver import GpuLibrary, available, library
-from torchair.codegen.cuda.gemv import forms_of, joint
+from torchair.codegen.cuda.gemv import forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
 from torchair.codegen.cuda.tiles import B, packs_of
@@ -98,7 +98,7 @@ class CudaTarget:
         """Forms of a kernel by their texts, the usual first."""
         machine = self.library.machine
         if isinstance(request, Product | Joint):
-            return {str(form): form for form in forms_of(request, machine)}
+            return {str(form): form for form in forms(request, machine)}
         if isinstance(request, Attention):
             return {str(form): form for form in forms_of_attention(request, machine)}
         return {}
@@ -111,7 +111,7 @@ class CudaTarget:
             shape = NestShape(way.number("lanes", 0), way.number("threads", 0))
             kernel, launch = print_nest(request.nest, machine, label, shape=shape, early=True)
         elif isinstance(request, Product | Joint):
-            kernel, launch = joint(request, machine, label, form)
+            kernel, launch = gemv(request, machine, label, form, early=True)
         elif isinstance(request, Attention):
             kernel, launch = attention(request, machine, label, form=form, early=True)
         else:

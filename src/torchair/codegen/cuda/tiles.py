@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from torchair.codegen.cuda.jit import MOST_SHARED, SHARED, WARP, Gpu
 from torchair.codegen.cuda.packs import (
     COLUMNS,
-    DTYPES,
     EACH,
     REGISTERS,
     TILE,
@@ -23,7 +22,7 @@ from torchair.codegen.cuda.packs import (
 )
 from torchair.codegen.cuda.prologue import row_of_a
 from torchair.codegen.numbers import BYTES
-from torchair.codegen.requests import MatMul, Weight
+from torchair.codegen.requests import Joint, MatMul, Weight
 from torchair.codegen.target import Pack
 
 B, SCALES, OFFSETS = 1, 3, 4
@@ -72,16 +71,13 @@ def packs_of(matmul: MatMul) -> Mapping[int, Pack]:
     return packs | ({OFFSETS: scales} if weight_of(matmul).offsets else {})
 
 
-def quantised_refusal(matmul: MatMul, gpu: Gpu, most_rows: int) -> str | None:
-    """Why a product is not served."""
+def quantised_refusal(work: Joint, gpu: Gpu) -> str | None:
+    """Why a product of few rows is not served."""
+    matmul = work.product.matmul
     if gpu.capability < (8, 0):
         return f"{gpu.name}, which has no tensor cores for tiles of bytes"
-    if matmul.dtype not in DTYPES or matmul.batch != 1:
-        return f"a batch of {matmul.batch} products of {matmul.dtype}"
-    if not isinstance(matmul.m, int) or not 1 <= matmul.m <= most_rows:
-        return f"{matmul.m} rows"
     row = row_of_a(matmul)
-    if matmul.a[2] != 1 or row % EACH or (matmul.m > 1 and row != matmul.a[1]):
+    if matmul.a[2] != 1 or row % EACH or (matmul.m != 1 and row != matmul.a[1]):
         return f"rows of A with strides {matmul.a}"
     sizes = matmul.n, matmul.k, weight_of(matmul).group
     if not all(isinstance(x, int) and x > 0 for x in sizes) or not matmul.constant:
@@ -92,9 +88,7 @@ def quantised_refusal(matmul: MatMul, gpu: Gpu, most_rows: int) -> str | None:
     return None
 
 
-def default_tiles(
-    matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool = False
-) -> TileForm:
+def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool = False) -> TileForm:
     """A form that is good without being measured: one with many warps of a multiprocessor at work
     and many packs on their way to each of them. What is shared by a whole tile is waited for by as
     few warps as possible, unless there are few tiles. Small products of a `prepared` A, which often
@@ -123,11 +117,9 @@ def default_tiles(
     return max(large, key=lambda f: cuts[f].busy(gpu))
 
 
-def tile_forms(
-    matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool = False
-) -> list[TileForm]:
+def tile_forms(matmul: MatMul, default: TileForm, pair: bool) -> list[TileForm]:
     """Forms that are worth measuring, the default first."""
-    found = {default_tiles(matmul, gpu, pair, prepared): None}
+    found = {default: None}
     for split, warps in ((16, 16), (8, 16), (8, 8), (4, 8)):
         for depth in (2, 4, 8, 16):
             form = TileForm(depth, split, warps)

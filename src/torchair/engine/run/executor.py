@@ -16,24 +16,11 @@ from typing import Any
 import torch
 
 from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, extent
-from torchair.engine.plan.strides import same_strides
+from torchair.engine.plan.strides import as_list, same_strides
+from torchair.engine.run import segment
 from torchair.engine.run.launches import native_part
 from torchair.engine.run.native import StepFailure, explain
-from torchair.engine.run.segment import (
-    ARENA,
-    Area,
-    BadIndex,
-    Memory,
-    NativePart,
-    Place,
-    Range,
-    allocator,
-    areas_of,
-    laid_out,
-    meet,
-    poisoned,
-    range_of,
-)
+from torchair.engine.run.segment import Memory, Place, Range, meet, poisoned, range_of
 from torchair.flags import debug_level, poisoning
 from torchair.ge.graph import Fact, Value
 from torchair.log import tell
@@ -56,7 +43,7 @@ class Program:
         has any: else the arena is this program's own, and results are made for each call.
         `scratch` gives memory that kernels use while they run."""
         self.plan, self._scratch = plan, scratch
-        arena = place(ARENA, plan.arena_size) if place is not None else None
+        arena = place(segment.ARENA, plan.arena_size) if place is not None else None
         with torch.inference_mode(False):
             self.arena = (
                 torch.empty(plan.arena_size, dtype=torch.uint8, device=plan.device)
@@ -74,10 +61,10 @@ class Program:
         self._fresh = [(r.slot, _maker(r, place)) for r in plan.roots if r.kind == "fresh"]
         self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
         self._positions: list[int] = []  # step that each run begins with
-        self.parts: list[NativePart] = []  # consecutive native steps, bound
+        self.parts: list[segment.NativePart] = []  # consecutive native steps, bound
         self._runs = self._prepare()
         if poisoning():
-            areas = areas_of(plan)
+            areas = segment.areas_of(plan)
             self._runs.insert(0, poisoned(lambda registers: None, self.arena, areas))
             self._positions.insert(0, 0)
         self._transient = self._transient_slots()
@@ -88,7 +75,7 @@ class Program:
         runs: list[Run] = []
         tell = debug_level() >= 5
         parts = [[p] for p in self._parts(tell)] if tell else forks(self._parts(), self.plan)
-        memory = Memory(self.plan, self.arena.data_ptr(), self.plan.constants, self._scratch)
+        memory = Memory(self.plan, self.arena.data_ptr(), self._scratch)
         for group in parts:
             self._positions.append(group[0].first)
             calls = [(p, self._prepared(p, memory, tell)) for p in group]
@@ -119,7 +106,7 @@ class Program:
         meta = root.meta
         if root.device != self.plan.device or not root.size:
             return torch.empty(meta.shape, dtype=meta.dtype, device=root.device)
-        return laid_out(self.arena[root.offset :], meta.dtype, meta.shape, meta.stride())
+        return segment.laid_out(self.arena[root.offset :], meta.dtype, meta.shape, meta.stride())
 
     def _transient_slots(self) -> list[int]:
         """Slots that hold something of one call only."""
@@ -143,7 +130,7 @@ class Program:
                 position += 1
         except Exception as e:
             step = self.plan.steps[self._positions[position]]
-            if isinstance(e, BadIndex | StepFailure):
+            if isinstance(e, segment.BadIndex | StepFailure):
                 step = e.step
             raise explain(step, e) from e
         outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
@@ -166,9 +153,9 @@ def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
     """A function that gives the tensor of a fresh root: a new one, or always the same."""
     memory = place(root.slot, root.size) if place is not None else None
     if memory is None:
-        return allocator(root)(tuple(root.meta.shape), root.meta.stride())
-    kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
-    return poisoned(lambda: kept, memory, [Area(0, len(memory), 0, root.meta.dtype)])
+        return segment.allocator(root)(tuple(root.meta.shape), root.meta.stride())
+    kept = segment.laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
+    return poisoned(lambda: kept, memory, [segment.Area(0, len(memory), 0, root.meta.dtype)])
 
 
 def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
@@ -314,7 +301,7 @@ def _storer(step: Step, arena: torch.Tensor) -> Callable[[list[Any], Any], None]
     shared: list[bool] = []
 
     def store(r: list[Any], result: Any) -> None:
-        tensors = _as_list(result)
+        tensors = [] if result is None else as_list(result)
         if not shared:
             shared[:] = [
                 bool(planned) and t.untyped_storage().data_ptr() == planned for t in tensors
@@ -365,12 +352,6 @@ def _late(step: Step, arena: torch.Tensor) -> Run:
         store(r, row.kernel(Op(step.node, fact))(*_gather(r, step.args)))
 
     return run
-
-
-def _as_list(result: Any) -> Sequence[torch.Tensor]:
-    if isinstance(result, (tuple, list)):
-        return result
-    return () if result is None else (result,)
 
 
 # ---- calls of libraries that need nothing of each other, side by side on a GPU that records ----

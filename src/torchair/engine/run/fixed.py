@@ -70,7 +70,7 @@ class FixedProgram:
     def _bind_native(self) -> None:
         plan, base = self.plan, self._memory.data_ptr()
         slots = [r.slot for _, r in plan.leaving if r.kind == "fresh"]
-        memory = Memory(plan, base + self._starts[ARENA][0], plan.constants)
+        memory = Memory(plan, base + self._starts[ARENA][0])
         segment = Segment(plan.native_steps, memory, torch.get_num_threads(), slots)
         self.given, fire = segment.given, segment.fire()
         for word, slot in enumerate(segment.sources):

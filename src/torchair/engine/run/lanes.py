@@ -89,7 +89,7 @@ class LaneProgram(Program, abc.ABC):
         """Views of arguments, then all lanes together."""
         steps, first = self.plan.steps, self._schedule.first
         threads = max(1, torch.get_num_threads() // len(self._schedule.lanes))
-        self._memory = Memory(self.plan, self.arena.data_ptr(), self.plan.constants)
+        self._memory = Memory(self.plan, self.arena.data_ptr())
         tasks = [
             [self._task(piece, lane, threads) for piece in self._pieces(order)]
             for lane, order in enumerate(self._schedule.steps)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -69,11 +69,8 @@ class Job:
         return meet(self.writes, writes) or meet(self.writes, reads) or meet(self.reads, writes)
 
 
-@dataclass
-class Bundle:
-    """The kernels of one launch."""
-
-    jobs: list[Job] = field(default_factory=list)
+Bundle = list[Job]
+"""The kernels of one launch."""
 
 
 def launches_of(plan: Plan, target: CudaTarget) -> list[tuple[list[Step], list[Bundle]]]:
@@ -82,7 +79,7 @@ def launches_of(plan: Plan, target: CudaTarget) -> list[tuple[list[Step], list[B
     for native, part in groupby(plan.steps, key=lambda step: step.native is not None):
         if native:
             steps = list(part)
-            found.append((steps, bundles(steps, plan, Outline(steps, plan, []), target)))
+            found.append((steps, bundles(steps, plan, Outline(steps, plan), target)))
     return found
 
 
@@ -97,20 +94,20 @@ def bundles(
         for group in reversed(groups):
             if _fits(group, job):
                 home = group
-            if any(j.meets(job.reads, job.writes) for j in group.jobs):
+            if any(j.meets(job.reads, job.writes) for j in group):
                 break
         if home is None:
-            groups.append(Bundle([job]))
+            groups.append([job])
         else:
-            home.jobs.append(job)
+            home.append(job)
     return groups
 
 
 def _fits(bundle: Bundle, job: Job) -> bool:
     """Whether a job can stand beside those of a launch."""
-    if len(bundle.jobs) >= MOST or any(j.meets(job.reads, job.writes) for j in bundle.jobs):
+    if len(bundle) >= MOST or any(j.meets(job.reads, job.writes) for j in bundle):
         return False
-    first, own = bundle.jobs[0].launch, job.launch
+    first, own = bundle[0].launch, job.launch
     plain = first.cluster == own.cluster == 1 and not first.shared and not own.shared
     return plain and first.block == own.block
 
@@ -304,28 +301,23 @@ def _same_place(store: Store, load: Expr) -> bool:
 class _Shared:
     """What all programs of a plan share. Nothing of it can be made while a device records."""
 
-    def __init__(
-        self, steps: Sequence[Step], plan: Plan, target: CudaTarget, last: Sequence[int]
-    ) -> None:
-        self.outline = Outline(steps, plan, last)
+    def __init__(self, steps: Sequence[Step], plan: Plan, target: CudaTarget) -> None:
+        self.outline = Outline(steps, plan)
         self.groups = bundles(steps, plan, self.outline, target)
         self.faults = _noted(len(self.outline.faults))
 
 
 class Launches(NativePart):
-    """Native steps on a GPU. As in a `Segment`, addresses that never
-    change are written down once, those of arguments and of fresh results are filled in at each
-    call; a program that is captured is called once."""
+    """Native steps on a GPU. As in a `Segment`, addresses that never change are written down once,
+    those of arguments and of fresh results are filled in at each call; a program that is captured
+    is called once."""
 
-    def __init__(
-        self, steps: Sequence[Step], memory: Memory, target: CudaTarget, last: Sequence[int] = ()
-    ) -> None:
-        """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
+    def __init__(self, steps: Sequence[Step], memory: Memory, target: CudaTarget) -> None:
         self.steps, self._library = list(steps), target.library
         plan = memory.plan
-        key = ("launches", *(id(s.code.operands) for s in steps), *last)
+        key = ("launches", *(id(s.code.operands) for s in steps))
         if key not in plan.outlines:
-            plan.outlines[key] = _Shared(steps, plan, target, last)
+            plan.outlines[key] = _Shared(steps, plan, target)
         shared: _Shared = plan.outlines[key]
         self.outline, self.faults, groups = shared.outline, shared.faults, shared.groups
         values = self._values(memory)
@@ -336,7 +328,7 @@ class Launches(NativePart):
         self._calls: list[Call] = []
         self._given: list[tuple[int, Any, int]] = []  # word of the outline, where it is given
         for group, entry in zip(groups, entries, strict=True):
-            early = bool(self._calls) and all(job.launch.early for job in group.jobs)
+            early = bool(self._calls) and all(job.launch.early for job in group)
             self._calls.append(self._call(group, entry, values, early))
         sources = {word: (k, plan.places[slot][1]) for word, k, slot in self.outline.patches}
         self._patches = [
@@ -370,7 +362,7 @@ class Launches(NativePart):
         words: list[int] = []
         where: list[tuple[int, int]] = []  # (word of the outline, position)
         grid, shared, cluster = 0, 0, 1
-        for job in bundle.jobs:
+        for job in bundle:
             numbers = dict(enumerate(self.steps[job.steps[0]].code.numbers, SIZES_AT))
             blocks = job.launch.blocks(numbers.__getitem__)
             grid, shared, cluster = grid + blocks, job.launch.shared, job.launch.cluster
@@ -419,7 +411,7 @@ def native_part(steps: Sequence[Step], memory: Memory, threads: int) -> NativePa
 
 def entry_of(bundle: Bundle) -> Entry:
     """What a launch runs."""
-    return Entry(tuple(j.kernel for j in bundle.jobs), bundle.jobs[0].launch.block)
+    return Entry(tuple(j.kernel for j in bundle), bundle[0].launch.block)
 
 
 def _noted(count: int) -> torch.Tensor:
@@ -441,7 +433,7 @@ class DryRun:
     def __str__(self) -> str:
         """One line for each launch: its kernels side by side."""
         return "\n".join(
-            " | ".join(f"{_label(job.kernel)} x{len(job.steps)}" for job in launch.jobs)
+            " | ".join(f"{_label(job.kernel)} x{len(job.steps)}" for job in launch)
             for launch in self.launches
         )
 

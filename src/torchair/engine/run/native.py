@@ -75,7 +75,7 @@ class NativeProgram:
         """`place` gives memory for the arena, if it has any."""
         arena = place(ARENA, plan.arena_size) if place is not None else None
         self._arena = torch.empty(plan.arena_size, dtype=torch.uint8) if arena is None else arena
-        memory = Memory(plan, self._arena.data_ptr(), plan.constants)
+        memory = Memory(plan, self._arena.data_ptr())
         fresh = self._describe(plan)
         slots = [r.slot for _, r in fresh]
         self.makers = [allocator(r)(o.shape, o.strides) for o, r in fresh]

@@ -19,18 +19,8 @@ from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, driver
 from torchair.codegen.cpu.jit import key_of, made_with
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.target import Generated, Kernel
-from torchair.engine.plan.records import (
-    SIZES_AT,
-    Argument,
-    Native,
-    OutputSpec,
-    Plan,
-    Room,
-    Root,
-    RootKind,
-    Step,
-    extent,
-)
+from torchair.engine.plan import records
+from torchair.engine.plan.records import Argument, Native, Plan, Room, Root, Step, extent
 from torchair.engine.run.native import NativeProgram
 
 if TYPE_CHECKING:
@@ -75,25 +65,14 @@ class Stored:
             code.packed.update({word: self.packed[way] for word, way in ways.items()})
 
 
-@dataclass
-class _Ready:
-    """An order whose kernel is there."""
-
-    generated: Generated
-    label: str
-    failed: Exception | None = None
-
-
 def maker() -> Data:
     """What the numbers of a recipe are for."""
     code = cpu().library
-    words = [_FORMAT, HEADER, STEP, PATCH, SIZES_AT]
+    words = [_FORMAT, HEADER, STEP, PATCH, records.SIZES_AT]
     return {"words": words, "with": [*made_with(code.machine), driver(code.machine).entry]}
 
 
-def recipe_of(
-    plan: Plan, frozen: Mapping[Value, int], varying: Sequence[int]
-) -> Data | None:
+def recipe_of(plan: Plan, frozen: Mapping[Value, int], varying: Sequence[int]) -> Data | None:
     """The data of a plan whose `frozen` inputs are constants, for these sizes of `varying` ones;
     None where it is more than native code, or kernels are not on disk."""
     store = kept.in_use()
@@ -135,9 +114,7 @@ def _layout(meta: Any) -> tuple[list[int], list[int]]:
     return list(meta.shape), list(meta.stride())
 
 
-def _packs(
-    steps: Sequence[Step], frozen: Mapping[Value, int]
-) -> dict[int, Packed] | None:
+def _packs(steps: Sequence[Step], frozen: Mapping[Value, int]) -> dict[int, Packed] | None:
     """Which inputs packed constants come from, and how, by the identity of these tensors; None
     where one comes from something else."""
     from torchair.codegen.cpu.matmul.pack import PackPanels
@@ -201,13 +178,14 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         inputs=data["inputs"], roots=list(roots.values()), places=places,
         arena_size=data["arena"], arena_floor=data["arena"], threads=int(data["threads"]),
         constants={int(s): _tensor(*t) for s, t in data["constants"].items()},
-        outputs=[OutputSpec(s, _tupled(st), shape=_tupled(n)) for s, st, n in data["outputs"]],
+        outputs=[_output(*o) for o in data["outputs"]],
     )  # fmt: skip
-    kernels = [
-        _Ready(Generated(Kernel(str(entry), "", frozenset()), int(scratch)), str(entry))
+    made = [
+        Generated(Kernel(str(entry), "", frozenset()), int(scratch))
         for entry, _, scratch in data["kernels"]
     ]
-    plan.steps = [_step(kernels, *s) for s in data["steps"]]
+    orders = [SimpleNamespace(generated=m, label=m.kernel.entry, failed=None) for m in made]
+    plan.steps = [_step(orders, *s) for s in data["steps"]]
     _check(plan, set(data["frozen"]), data["packs"])
     return plan
 
@@ -236,7 +214,7 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
 
 
 def _root(
-    slot: int, kind: RootKind, offset: int, size: int, tied_to: int, layout: Sequence[Any] | None
+    slot: int, kind: records.RootKind, offset: int, size: int, tied_to: int, layout: Any
 ) -> Root:
     meta = None
     if layout is not None:
@@ -248,18 +226,17 @@ def _root(
 
 
 def _step(
-    kernels: Sequence[_Ready], kernel: int, slots: list[Any], numbers: Sequence[int], work: float,
+    orders: Sequence[Any], kernel: int, slots: list[Any], numbers: Sequence[int], work: float,
     args: list[Any], outs: list[int], named: Sequence[Any],
 ) -> Step:  # fmt: skip
     kind, name, line = named
     origin = None if line is None else SimpleNamespace(line=line)
     node: Any = SimpleNamespace(type=kind, name=name, origin=origin)
-    order: Any = kernels[kernel]
     rooms = {room.value: room for room in Room}
     arguments = [
         Argument(k if isinstance(x, list) else rooms.get(x, k)) for k, x in enumerate(slots)
     ]
-    native = Native(order, arguments, tuple(numbers), work, operands=slots)
+    native = Native(orders[kernel], arguments, tuple(numbers), work, operands=slots)
     return Step(node, "native", None, args, outs, native=native)
 
 
@@ -288,5 +265,6 @@ def _listed(values: Sequence[int] | None) -> list[int] | None:
     return None if values is None else list(values)
 
 
-def _tupled(values: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(values)
+def _output(slot: int, strides: Any, shape: Any) -> records.OutputSpec:
+    known = [None if values is None else tuple(values) for values in (strides, shape)]
+    return records.OutputSpec(slot, known[0], shape=known[1])

@@ -46,12 +46,11 @@ class Memory:
 
     plan: Plan
     arena: int
-    constants: dict[int, torch.Tensor]
     scratch: Callable[[int], torch.Tensor] | None = None  # gives so many bytes for this call
 
     def constant(self, root: Root) -> int:
         """Where a constant is."""
-        return self.constants[root.slot].data_ptr()
+        return self.plan.constants[root.slot].data_ptr()
 
 
 def aligned_bytes(size: int) -> torch.Tensor:
@@ -242,7 +241,7 @@ class Outline:
     """Positions in the memory of a segment, all in words: a header, a line for the barrier, the
     records of steps, their argument blocks, patches, addresses given by the caller, faults."""
 
-    def __init__(self, steps: Sequence[Step], plan: Plan, last: Sequence[int]) -> None:
+    def __init__(self, steps: Sequence[Step], plan: Plan, last: Sequence[int] = ()) -> None:
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.records = HEADER + LINE
         self.blocks: list[int] = []  # where the argument block of each step begins

@@ -69,10 +69,10 @@ def subjects(plan: Plan, target: Target) -> list[Subject]:
     if not isinstance(target, CudaTarget):
         return [Subject(s.code.order, [s]) for s in plan.native_steps]
     return [
-        Subject(job.order, [steps[k] for k in job.steps], len(bundle.jobs) > 1)
+        Subject(job.order, [steps[k] for k in job.steps], len(bundle) > 1)
         for steps, part in launches_of(plan, target)
         for bundle in part
-        for job in bundle.jobs
+        for job in bundle
     ]
 
 
@@ -154,9 +154,7 @@ class Stage:
         memory = self._roots[root.slot, turn if _is_far(root) else 0]
         return memory.as_strided(shape, strides, offset // memory.element_size())
 
-    def _word(
-        self, k: int, slot: Any, made: Generated, room: torch.Tensor, turn: int
-    ) -> int:
+    def _word(self, k: int, slot: Any, made: Generated, room: torch.Tensor, turn: int) -> int:
         if k in self._constants:
             return self._constant(k, made.pack.get(k), turn).data_ptr()
         if not isinstance(slot, int):

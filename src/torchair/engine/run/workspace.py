@@ -19,19 +19,10 @@ from torchair.codegen.cpu.target import cpu
 from torchair.codegen.numbers import Number
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.records import SIZES_AT, Laid, Plan
+from torchair.engine.run import segment
 from torchair.engine.run.executor import Program
 from torchair.engine.run.native import NativeProgram, picker
-from torchair.engine.run.segment import (
-    ALONE,
-    ARENA,
-    THREADS,
-    Memory,
-    Segment,
-    aligned_bytes,
-    allocator,
-    areas_of,
-    poisoned,
-)
+from torchair.engine.run.segment import Memory, Segment
 from torchair.flags import poisoning
 
 _ARENA = 1  # among the values: nothing, then the arena, buffers in it, Numbers, constants
@@ -57,7 +48,7 @@ class SizedSegment(Segment):
         self._fixed: dict[int, int] = {}  # integers that are added: their place among the values
         self._records: list[int] = []
         self._placement: Laid | None = None
-        super().__init__(plan.native_steps, Memory(plan, 0, plan.constants, scratch), threads, last)
+        super().__init__(plan.native_steps, Memory(plan, 0, scratch), threads, last)
         count = self._fixed_at + len(self._fixed)
         self._values = (ctypes.c_int64 * count)(*[0] * self._fixed_at, *self._fixed)
         self._table = (ctypes.c_int64 * len(self._records))(*self._records)
@@ -115,8 +106,8 @@ class SizedSegment(Segment):
         if constants:
             values[self._constants_at : self._fixed_at] = [t.data_ptr() for t in constants]
         (work,) = family.work(member.values)
-        self.most = self.threads if work > ALONE else 1
-        self.block[THREADS] = self.most
+        self.most = self.threads if work > segment.ALONE else 1
+        self.block[segment.THREADS] = self.most
         self._fill(self.base, self._table, len(self._table) // FILL, values)
 
 
@@ -135,7 +126,7 @@ class SizedProgram(NativeProgram):
         layouts = {id(o): layout for o, layout in results}
         kinds = [(*layouts[id(o)], r.meta.dtype, r.device) for o, r in made]
         roots = dict(zip(kinds, [r for _, r in made], strict=True))
-        self._kinds = [(*kind[:2], allocator(root)) for kind, root in roots.items()]
+        self._kinds = [(*kind[:2], segment.allocator(root)) for kind, root in roots.items()]
         self._each = picker([list(roots).index(kind) for kind in kinds])
         self._segment = SizedSegment(family, torch.get_num_threads(), slots, scratch)
         self._take(self._segment, slots)
@@ -151,8 +142,8 @@ class SizedProgram(NativeProgram):
         if poisoning():
             sizes, offsets = placement.sizes, placement.offsets
             where = lambda r: (offsets[r.buffer], sizes[r.buffer])  # noqa: E731
-            areas = areas_of(self._family.plan, where)
-            self.enter = poisoned(self._segment.call(), arena, areas)
+            areas = segment.areas_of(self._family.plan, where)
+            self.enter = segment.poisoned(self._segment.call(), arena, areas)
 
     def leave(self) -> None:
         """Be ready for nothing, and hold no memory."""
@@ -221,7 +212,7 @@ class Workspace:
             self._memory = _bytes(max(size, had + had // _SPARE))
 
     def _place(self, slot: int, size: int) -> torch.Tensor | None:
-        return self._memory[:size] if slot == ARENA else None
+        return self._memory[:size] if slot == segment.ARENA else None
 
     def _scratched(self, size: int) -> torch.Tensor:
         if size > self._scratch.numel():
@@ -231,7 +222,7 @@ class Workspace:
 
 def _bytes(size: int) -> torch.Tensor:
     with torch.inference_mode(False):
-        return aligned_bytes(size)
+        return segment.aligned_bytes(size)
 
 
 class MemberPool:

@@ -1,9 +1,8 @@
 """From a fused unit to a native call: the kernel, and the words it is called with.
 
 Static graphs get kernels with their sizes in the code. In dynamic graphs sizes and strides are
-Numbers, so that a kernel made for one plan serves the others; an `Emitter` keeps what it made, and
-a plan for new sizes finds its kernels there. Units that look alike, as those of the layers of a
-model, share one kernel.
+Numbers, so that a kernel made for one plan serves the others. Units that look alike, as those of
+the layers of a model, share one kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torchair.codegen.numbers import Book, Int, Number, Size, largest
 from torchair.codegen.target import KernelOrder, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
 from torchair.engine.plan.records import Argument, Native
-from torchair.engine.plan.strides import Meta, plain
+from torchair.engine.plan.strides import Meta
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, is_static
 
@@ -214,57 +213,7 @@ class Made:
         return Native(self.order, self.arguments, numbers, work, unit)
 
 
-Maker = Callable[["Emitter", Unit, UnitSizes], Made]
-
-
-class Emitter:
-    """Makes native calls for the units of one graph, each kind of kernel once."""
-
-    def __init__(
-        self, target: Target, dynamic: bool, constant: Callable[[Value], bool], make: Maker,
-        bits: Callable[[Value], int] = lambda value: 8,
-    ) -> None:  # fmt: skip
-        self.target = target
-        self.constant = constant  # whether a value is the same in every call
-        self.bits = bits  # how many bits the numbers of a constant need: 0, 4 or 8
-        self._dynamic = dynamic
-        self._make = make
-        self._made: dict[Any, list[Made]] = {}
-        self._signatures: dict[int, Any] = {}
-
-    def emit(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> Native:
-        """The call that computes a unit; NotNative if there is none."""
-        metas = [layout(v) for v in [*unit.inputs, *unit.outputs]]
-        variants = self._made.setdefault(self._key(unit, fact, metas), [])
-        for made in variants:
-            call = made.call(unit, metas)
-            if call is not None:
-                return call
-        sizes = UnitSizes(unit, fact, [plain(m) for m in metas], self._dynamic)
-        variants.append(self._make(self, unit, sizes))
-        call = variants[-1].call(unit, metas)
-        assert call is not None, "a kernel is right for the sizes it was made with"
-        return call
-
-    def signature_of(self, unit: Unit) -> Any:
-        """The signature of a unit, worked out once."""
-        known = self._signatures.get(id(unit))
-        if known is None:
-            bits = tuple(map(self.bits, parameters(unit.head)))
-            known = self._signatures[id(unit)] = signature(unit, self.constant), bits
-        return known
-
-    def _key(
-        self, unit: Unit, fact: Callable[[Value], Fact], metas: Sequence[Meta]
-    ) -> Any:
-        known = self.signature_of(unit)
-        if self._dynamic:
-            return known, tuple(_pattern(m) for m in metas)
-        contents = tuple(_contents(n, fact) for n in unit.group.nodes)
-        return known, tuple((m.shape, m.stride()) for m in metas), contents
-
-
-def _pattern(meta: Meta) -> Any:
+def pattern_of(meta: Meta) -> Any:
     """What kernels for many sizes are chosen by: where memory is contiguous or repeated."""
     return meta.is_contiguous() or tuple(2 if s >= 2 else int(s) for s in meta.stride())
 
@@ -295,6 +244,7 @@ def signature(unit: Unit, constant: Callable[[Value], bool]) -> Any:
     return unit.kind, tuple(rows), tuple(sorted(unit.group.reduced)), outs, same, shapes
 
 
-def _contents(node: Node, fact: Callable[[Value], Fact]) -> Any:
+def contents_of(node: Node, fact: Callable[[Value], Fact]) -> Any:
+    """What rules see of the values that steer a node."""
     data = set(operands_of(node))
     return tuple(fact(v).content for v in node.values() if v not in data)

@@ -7,21 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torchair.codegen import requests
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
 from torchair.codegen.numbers import Element, Int, Size
 from torchair.codegen.pieces import pieces
-from torchair.codegen.requests import (
-    FOUR_BITS_STEP,
-    Attention,
-    Conv,
-    Convolution,
-    Loops,
-    MatMul,
-    Pool,
-    Product,
-    Request,
-    Weight,
-)
 from torchair.codegen.target import Head, HeadKind, KernelOrder, Target
 from torchair.engine.fuse.units import Check, Unit, UnitKind, operands_of
 from torchair.engine.lower import Operand, build_nest
@@ -30,7 +19,6 @@ from torchair.engine.plan.strides import Meta
 from torchair.engine.units.emitter import (
     INTEGERS,
     QUANTISED,
-    Emitter,
     Made,
     NotNative,
     UnitSizes,
@@ -236,22 +224,23 @@ def pool_options(node: Node) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def make_kernel(emitter: Emitter, unit: Unit, sizes: UnitSizes) -> Made:
-    """The kernel of a unit."""
-    return _Emission(emitter, unit, sizes).run()
+class Emission:
+    """Making the kernel of a unit. Words are handed out in the order in which generators expect
+    them."""
 
-
-class _Emission:
-    """Making one kernel. Words are handed out in the order in which generators expect them."""
-
-    def __init__(self, emitter: Emitter, unit: Unit, sizes: UnitSizes) -> None:
-        self.unit, self.target, self.sizes = unit, emitter.target, sizes
-        self.constant, self.bits = emitter.constant, emitter.bits
+    def __init__(
+        self, unit: Unit, sizes: UnitSizes, target: Target,
+        constant: Callable[[Value], bool], bits: Callable[[Value], int],
+    ) -> None:  # fmt: skip
+        """`bits` tells how many the numbers of a constant need: 0, 4 or 8."""
+        self.unit, self.sizes, self.target = unit, sizes, target
+        self.constant, self.bits = constant, bits
         self.arguments: list[Argument] = []
         self.word: Callable[[Int], Size] = sizes.word(SIZES_AT)
 
     def run(self) -> Made:
-        ask: dict[UnitKind, Callable[[], Request]] = {
+        """The kernel, ordered."""
+        ask: dict[UnitKind, Callable[[], requests.Request]] = {
             "loops": self._loops, "matmul": self._matmul, "conv": self._conv,
             "attention": self._attention, "pool": self._pool,
         }  # fmt: skip
@@ -292,7 +281,7 @@ class _Emission:
 
     # ---- loops ----
 
-    def _loops(self) -> Loops:
+    def _loops(self) -> requests.Loops:
         values = [*self.unit.inputs, *self.unit.outputs]
         operands = {v: self._operand(v) for v in values}
         nest = build_nest(
@@ -300,18 +289,18 @@ class _Emission:
         )
         parts = pieces(nest) if self.target.piecewise else [nest]
         first, *more = (with_words(simplify(part), self.word) for part in parts)
-        return Loops(first, tuple(more))
+        return requests.Loops(first, tuple(more))
 
     # ---- products ----
 
-    def _matmul(self) -> Product:
+    def _matmul(self) -> requests.Product:
         node = self.unit.head
         a, b = factors(node)
         batch, m, n, k, sa, sb = self._product(node)
         one = self.constant(b) and len(b.shape or ()) == 2
         if parameters(node):
             n, k = (int(d) for d in (n, k))  # those of constants
-        spec = MatMul(
+        spec = requests.MatMul(
             TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
             self._all(sa), self._all(sb),
             "" if not one else "nk" if transposed(node, 2) else "kn",
@@ -326,16 +315,16 @@ class _Emission:
             scales, *offsets = parameters(node)[1:]
             self.address(scales)
             self.address(offsets[0] if offsets else scales)
-        return Product(spec, self._epilogue())
+        return requests.Product(spec, self._epilogue())
 
-    def _weight(self, node: Node) -> Weight:
+    def _weight(self, node: Node) -> requests.Weight:
         """What the integers of a quantised weight mean."""
         weight, scales, *offsets = parameters(node)
         group = group_of(node)
         assert group is not None
-        narrow = self.bits(weight) <= 4 and group % FOUR_BITS_STEP == 0
+        narrow = self.bits(weight) <= 4 and group % requests.FOUR_BITS_STEP == 0
         kept = TYPES[offsets[0].dtype] if offsets and self.bits(offsets[0]) else ""
-        return Weight(4 if narrow else 8, group, TYPES[scales.dtype], kept)
+        return requests.Weight(4 if narrow else 8, group, TYPES[scales.dtype], kept)
 
     def _product(self, node: Node) -> tuple[Int, Int, Int, Int, list[Int], list[Int]]:
         """Batch, m, n, k and the strides of both operands of a matrix product."""
@@ -355,12 +344,12 @@ class _Emission:
         batch_b = _batch_stride(dims, dims_b[:-2], st_b[:-2])
         return _total(dims), m, n, k, [batch_a, *st_a[-2:]], [batch_b, *st_b[-2:]]
 
-    def _conv(self) -> Convolution:
+    def _conv(self) -> requests.Convolution:
         node = self.unit.head
         x, weight, window = value_on(node, "x"), value_on(node, "filter"), Window(Op(node))
         batch, channels, height, width = self.sizes.dims(x)
         out_channels, _, kh, kw = (int(d) for d in self.sizes.dims(weight))
-        spec = Conv(
+        spec = requests.Conv(
             dtype=TYPES[x.dtype], batch=self.word(batch), channels=int(channels),
             height=self.word(height), width=self.word(width), out_channels=out_channels,
             kernel=(kh, kw), stride=tuple(window.strides), dilation=tuple(window.dilations),
@@ -370,7 +359,7 @@ class _Emission:
         self.address(x)
         self.address(weight, "own" if self.unit.folded is None else "scaled")
         self._next(Argument(Room.SCRATCH))
-        return Convolution(spec, self._epilogue(rows=False))
+        return requests.Convolution(spec, self._epilogue(rows=False))
 
     def _epilogue(self, rows: bool = True) -> Nest:
         """What is done with each vector of results: bias, the group's nodes, stores."""
@@ -389,7 +378,7 @@ class _Emission:
 
     # ---- the others ----
 
-    def _attention(self) -> Attention:
+    def _attention(self) -> requests.Attention:
         node, op = self.unit.head, Op(self.unit.head)
         q, k, v = value_on(node, "query"), values_on(node, "key")[0], values_on(node, "value")[0]
         out, lse = node.outputs
@@ -399,7 +388,7 @@ class _Emission:
         kv_heads, span = self.sizes.dims(k)[1:3]
         wide = lse in self.unit.outputs
         so = self._all(self.sizes.strides(out))
-        spec = Attention(
+        spec = requests.Attention(
             dtype=TYPES[q.dtype], batch=self.word(batch), heads=self.word(heads),
             kv_heads=self.word(kv_heads), length=self.word(length), span=self.word(span),
             width=int(width), value_width=int(self.sizes.dims(v)[3]),
@@ -424,12 +413,12 @@ class _Emission:
         own = [0 if is_one(n) else s for n, s in zip(dims, strides, strict=True)]
         return (*[0] * (4 - len(own)), *own)
 
-    def _pool(self) -> Pool:
+    def _pool(self) -> requests.Pool:
         node = self.unit.head
         x, out = value_on(node, "x"), node.outputs[0]
         n, c, h, w = self._all(self.sizes.dims(x))
         out_h, out_w = self._all(self.sizes.dims(out))[2:]
-        spec = Pool(
+        spec = requests.Pool(
             dtype=TYPES[x.dtype], batch=n, channels=c, height=h, width=w, out_height=out_h,
             out_width=out_w, x=self._all(self.sizes.strides(x)),
             out=self._all(self.sizes.strides(out)), **pool_options(node),

@@ -12,8 +12,18 @@ import torch
 from torchair.codegen.target import BrokenKernels, Declined, Pack, Target
 from torchair.engine.fuse.units import Fusion, Unit, fuse
 from torchair.engine.plan.records import Constant, Content, Native
-from torchair.engine.units.emitter import Emitter, Layouts, NotNative, parameters
-from torchair.engine.units.kernels import heads, make_kernel, value_on
+from torchair.engine.plan.strides import plain
+from torchair.engine.units.emitter import (
+    Layouts,
+    Made,
+    NotNative,
+    UnitSizes,
+    contents_of,
+    parameters,
+    pattern_of,
+    signature,
+)
+from torchair.engine.units.kernels import Emission, heads, value_on
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.log import logger, tell
 from torchair.operators import Trait, row_of
@@ -75,9 +85,7 @@ def quantised_inputs(graph: Graph, static: Collection[Value]) -> set[Value]:
     return found
 
 
-def _needed(
-    graph: Graph, wanted: set[Value], frozen: Mapping[Value, torch.Tensor]
-) -> list[Node]:
+def _needed(graph: Graph, wanted: set[Value], frozen: Mapping[Value, torch.Tensor]) -> list[Node]:
     """Nodes that these values follow from, in order, if frozen ones are all that they read."""
     fixed: set[Node] = set()
     for node in graph.nodes:
@@ -121,8 +129,9 @@ class NativeUnits:
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.target = target
         numbers = any(n.outputs[0].content is not None for n in graph.data)  # others in each call
-        varies = graph.is_dynamic or numbers
-        self._emitter = Emitter(target, varies, self.is_constant, make_kernel, self.bits_of)
+        self._varies = graph.is_dynamic or numbers
+        self._made: dict[Any, list[Made]] = {}  # kernels by what units have in common
+        self._signatures: dict[int, Any] = {}
         self._bits: dict[Value, int] = {}
         self._inside: dict[int, list[Node]] = {}
         self._packed: dict[_Key, tuple[Constant, torch.Tensor]] = {}
@@ -156,20 +165,42 @@ class NativeUnits:
 
     def signature(self, unit: Unit) -> Any:
         """What units have in common that need the same code."""
-        return self._emitter.signature_of(unit)
+        known = self._signatures.get(id(unit))
+        if known is None:
+            bits = tuple(map(self.bits_of, parameters(unit.head)))
+            known = self._signatures[id(unit)] = signature(unit, self.is_constant), bits
+        return known
 
-    def emit(
-        self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts
-    ) -> Native | None:
+    def emit(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> Native | None:
         """The call for a unit; None if there is none, which is said once with its names."""
         try:
-            call = self._emitter.emit(unit, fact, layout)
+            call = self._call(unit, fact, layout)
             if call.order.failed is None:
                 return call
             self._tell(unit, call.order.failed)
         except Exception as e:
             self._tell(unit, e)
         return None
+
+    def _call(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> Native:
+        """The same; NotNative if there is none. A kernel that was made before may serve it."""
+        metas = [layout(v) for v in [*unit.inputs, *unit.outputs]]
+        if self._varies:
+            sizes: Any = tuple(map(pattern_of, metas))
+        else:
+            contents = tuple(contents_of(n, fact) for n in unit.group.nodes)
+            sizes = tuple((m.shape, m.stride()) for m in metas), contents
+        variants = self._made.setdefault((self.signature(unit), sizes), [])
+        for made in variants:
+            call = made.call(unit, metas)
+            if call is not None:
+                return call
+        known = UnitSizes(unit, fact, [plain(m) for m in metas], self._varies)
+        emission = Emission(unit, known, self.target, self.is_constant, self.bits_of)
+        variants.append(emission.run())
+        call = variants[-1].call(unit, metas)
+        assert call is not None, "a kernel is right for the sizes it was made with"
+        return call
 
     def _tell(self, unit: Unit, error: Exception) -> None:
         """Why a unit runs node by node; a warning, unless somebody meant it to."""
@@ -251,9 +282,7 @@ class NativeUnits:
 
     def _scale(self, norm: Node) -> torch.Tensor:
         """What a batch normalisation multiplies each channel with."""
-        scale, variance = (
-            self._content(value_on(norm, p)).float() for p in ("scale", "variance")
-        )
+        scale, variance = (self._content(value_on(norm, p)).float() for p in ("scale", "variance"))
         return scale / torch.sqrt(variance + norm.attr("epsilon"))
 
     def _shift(self, x: Constant) -> torch.Tensor:
