@@ -113,10 +113,8 @@ class KernelStore:
 
     def entries(self) -> list[KeptFile]:
         """All entries, those used longest ago first."""
-        found = []
-        for path, known in self._files():
-            if len(path.name) == 2 * _DIGEST:
-                found.append(KeptFile(path, known.st_size, known.st_mtime))
+        named = [(path, known) for path, known in self._files() if len(path.name) == 2 * _DIGEST]
+        found = [KeptFile(path, known.st_size, known.st_mtime) for path, known in named]
         return sorted(found, key=lambda e: e.used)
 
     def clear(self) -> int:

@@ -9,17 +9,8 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
-from torchair.codegen.loops import (
-    Access,
-    Expr,
-    Nest,
-    const,
-    expressions,
-    op,
-    rebuilt,
-    size,
-    vectors,
-)
+from torchair.codegen import loops
+from torchair.codegen.loops import Access, Expr, Nest, expressions
 from torchair.codegen.numbers import Int, Number, is_known, value_of
 
 MOST = 32  # pieces of one nest
@@ -42,7 +33,7 @@ def pieces(nest: Nest) -> list[Nest]:
         return [nest]
     spans = list(pairwise(starts))
     lengths = [value_of(b) - value_of(a) for a, b in spans]
-    if axis == vectors(nest) and min(lengths) < SHORTEST and max(lengths) > 1:
+    if axis == loops.vectors(nest) and min(lengths) < SHORTEST and max(lengths) > 1:
         return [nest]  # of single points, as `stack` has them, another axis takes the vectors
     return [_Piece(nest, axis, a, b).run() for a, b in spans]
 
@@ -78,18 +69,18 @@ class _Piece:
     def run(self) -> Nest:
         axes = list(self.nest.axes)
         axes[self.axis] = self.stop - self.start
-        made = rebuilt(self.nest, self._place, self._value, tuple(axes))
+        made = loops.rebuilt(self.nest, self._place, self._value, tuple(axes))
         return replace(made, stores=tuple(s for s in made.stores if not _is(s.access.mask, False)))
 
     def _value(self, x: Expr, made: Expr) -> Expr:
         if x.kind == "axis":
             moved = x.data == self.axis and not is_known(self.start, 0)
-            return op("add", x, size(self.start)) if moved else x
+            return loops.op("add", x, loops.size(self.start)) if moved else x
         if x.kind == "load" and _is(made.data.mask, False):
-            return const(False if x.dtype == "bool" else 0, x.dtype)
+            return loops.const(False if x.dtype == "bool" else 0, x.dtype)
         if _tests(x, self.nest) and x.args[0].data == self.axis:
             before = value_of(self.stop) <= value_of(x.args[1].data)
-            return const(before if x.kind == "lt" else not before, "bool")
+            return loops.const(before if x.kind == "lt" else not before, "bool")
         known = _FOLDED[x.kind](made.args) if x.kind in _FOLDED else None
         return known or made
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.point import Spot, ThreadPoint, rounded_at_once
@@ -402,9 +403,7 @@ class _Apart(Form):
         size = w.size(self._size(self.last))
         chunks = w.div(w.add(size, str(self.lanes - 1)), str(self.lanes))
         sizes = [*(w.size(self._size(a)) for a in self.outer), chunks]
-        total = "1"
-        for n in sizes:
-            total = w.mul(total, n)
+        total = reduce(w.mul, sizes, "1")
         if total == "0":
             return
         mine = w.add(w.mul(self.crew.block, str(self.threads)), w.thread())
@@ -458,9 +457,7 @@ class _Rows(Form):
         w = self.w
         w.lanes = lanes
         sizes = [w.size(self._size(a)) for a in self.outer]
-        total = "1"
-        for n in sizes:
-            total = w.mul(total, n)
+        total = reduce(w.mul, sizes, "1")
         if total == "0":
             return
         plan = self.plan(lanes)

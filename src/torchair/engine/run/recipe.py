@@ -106,7 +106,7 @@ def recipe_of(plan: Plan, frozen: Mapping[Value, int], varying: Sequence[int]) -
         "sizes": [[i, *_layout(plan.place(i)[0].meta)] for i in varying],
         "packs": [list(p) for p in dict.fromkeys(packs.values())],
         "steps": [_step_data(s, number[s.code.kernel.entry], packs) for s in steps],
-        "outputs": [[o.slot, _listed(o.strides), _listed(o.shape)] for o in plan.outputs],
+        "outputs": [[o.slot, o.strides, o.shape] for o in plan.outputs],
     }
 
 
@@ -151,7 +151,7 @@ def _step_data(step: Step, kernel: int, packs: Mapping[int, Packed]) -> list[Any
 def _tensor_data(t: torch.Tensor) -> list[Any]:
     whole = t.contiguous().view(-1).view(torch.uint8) if t.numel() else torch.empty(0)
     text = base64.b64encode(whole.numpy().tobytes()).decode()
-    return [_dtype_name(t.dtype), list(t.shape), _listed(t.stride()), text]
+    return [_dtype_name(t.dtype), *_layout(t), text]
 
 
 def plan_of(data: Mapping[str, Any]) -> Stored | None:
@@ -259,10 +259,6 @@ def _dtype(name: str) -> torch.dtype:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _listed(values: Sequence[int] | None) -> list[int] | None:
-    return None if values is None else list(values)
 
 
 def _output(slot: int, strides: Any, shape: Any) -> records.OutputSpec:

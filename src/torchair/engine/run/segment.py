@@ -326,13 +326,11 @@ class Outline:
 
     def barriers(self, steps: Sequence[Step], plan: Plan) -> list[int]:
         """Flags of the steps: those wait for all threads that touch what was just written."""
-        ranges = {s: range_of(plan.places[s][0]) for s in self._owners}
         flags: list[int] = []
         reads: list[Range] = []
         writes: list[Range] = []
         scratch = 0
-        for step, (args, made), sure in zip(steps, self._touched, self._sure, strict=True):
-            ins, outs = [ranges[s] for s in args], [ranges[s] for s in made]
+        for step, (ins, outs), sure in zip(steps, self.ranges(plan), self._sure, strict=True):
             own = step.code.scratch
             waits = sure or bool(scratch and own and scratch != own)
             waits = waits or meet(ins, writes) or meet(outs, writes) or meet(outs, reads)

@@ -137,14 +137,9 @@ class Stage:
         where torch has none, or another device runs it."""
         if not self._plan.on_host or not isinstance(request, Product | Convolution):
             return None
-        heads = []
-        for turn in range(self.turns):
-            operand = partial(self._operand, turn)
-            if isinstance(request, Product):
-                heads.append(_product(request, operand))
-            else:
-                heads.append(_convolution(request, operand))
-        return LibraryTrial(heads, threads)
+        head: Any = _product if isinstance(request, Product) else _convolution
+        operands = [partial(self._operand, turn) for turn in range(self.turns)]
+        return LibraryTrial([head(request, operand) for operand in operands], threads)
 
     def _operand(self, turn: int, k: int, shape: Sequence[Any], strides: Any) -> torch.Tensor:
         """The tensor at a word: a constant as it is, or memory with these dims."""
@@ -422,6 +417,4 @@ def _another(made: torch.Tensor, pack: Pack | None) -> torch.Tensor:
 def _aligned_copy(t: torch.Tensor) -> torch.Tensor:
     if not t.is_cpu:
         return t.clone()
-    room = aligned_bytes(t.numel() * t.element_size())
-    size = t.numel() * t.element_size()
-    return room[:size].view(t.dtype).view(t.shape).copy_(t)
+    return aligned_bytes(t.nbytes)[: t.nbytes].view(t.dtype).view(t.shape).copy_(t)

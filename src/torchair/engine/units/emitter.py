@@ -14,7 +14,7 @@ from typing import Any
 from torchair.codegen.numbers import Book, Int, Number, Size, largest
 from torchair.codegen.target import KernelOrder, Target
 from torchair.engine.fuse.units import Unit, is_number, operands_of
-from torchair.engine.plan.records import Argument, Native
+from torchair.engine.plan.records import SIZES_AT, Argument, Native
 from torchair.engine.plan.strides import Meta
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, is_static
@@ -125,12 +125,9 @@ class UnitSizes:
             content = self._of(content)
         return Fact(value.dtype, self.dims(value), content)  # type: ignore[arg-type]
 
-    def word(self, first: int) -> Callable[[Int], Size]:
-        """A function from sizes to what generators take; words begin at `first`."""
-        if self._book is None:
-            return lambda n: n  # type: ignore[return-value]
-        book = self._book
-        return lambda n: book.word(n, first)
+    def word(self, n: Int) -> Size:
+        """What generators take for a size."""
+        return n if self._book is None else self._book.word(n, SIZES_AT)  # type: ignore[return-value]
 
     def seal(self) -> None:
         """No more decisions: from now on the kernel is asked whether it fits."""
@@ -138,18 +135,15 @@ class UnitSizes:
             self._recipe = self._book.recipe()
         self._metas = {}
 
-    def _given(self, metas: Sequence[Meta]) -> list[int]:
-        return [
-            metas[k].shape[i] if i >= 0 else metas[k].stride()[-1 - i] for k, i in self._sources
-        ]
-
     def words(self, metas: Sequence[Meta]) -> tuple[int, ...] | None:
-        """UnitSizes to pass to the kernel; None if it is not made for such operands."""
+        """Sizes to pass to the kernel; None if it is not made for such operands."""
         if self._recipe is None:
             return ()
         if not all(_fits(v.shape, m) for v, m in zip(self._values, metas, strict=True)):
             return None
-        return self._recipe(self._given(metas))
+        return self._recipe(
+            [metas[k].shape[i] if i >= 0 else metas[k].stride()[-1 - i] for k, i in self._sources]
+        )
 
 
 def _fits(shape: Any, meta: Meta) -> bool:

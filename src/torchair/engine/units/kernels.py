@@ -9,7 +9,7 @@ from typing import Any
 
 from torchair.codegen import requests
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
-from torchair.codegen.numbers import Element, Int, Size
+from torchair.codegen.numbers import Element, Int
 from torchair.codegen.pieces import pieces
 from torchair.codegen.target import Head, HeadKind, KernelOrder, Target
 from torchair.engine.fuse.units import Check, Unit, UnitKind, operands_of
@@ -236,7 +236,7 @@ class Emission:
         self.unit, self.sizes, self.target = unit, sizes, target
         self.constant, self.bits = constant, bits
         self.arguments: list[Argument] = []
-        self.word: Callable[[Int], Size] = sizes.word(SIZES_AT)
+        self.word = sizes.word
 
     def run(self) -> Made:
         """The kernel, ordered."""

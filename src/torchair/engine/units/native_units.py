@@ -13,16 +13,8 @@ from torchair.codegen.target import BrokenKernels, Declined, Pack, Target
 from torchair.engine.fuse.units import Fusion, Unit, fuse
 from torchair.engine.plan.records import Constant, Content, Native
 from torchair.engine.plan.strides import plain
-from torchair.engine.units.emitter import (
-    Layouts,
-    Made,
-    NotNative,
-    UnitSizes,
-    contents_of,
-    parameters,
-    pattern_of,
-    signature,
-)
+from torchair.engine.units import emitter
+from torchair.engine.units.emitter import Layouts, NotNative, parameters
 from torchair.engine.units.kernels import Emission, heads, value_on
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.log import logger, tell
@@ -130,7 +122,7 @@ class NativeUnits:
         self.target = target
         numbers = any(n.outputs[0].content is not None for n in graph.data)  # others in each call
         self._varies = graph.is_dynamic or numbers
-        self._made: dict[Any, list[Made]] = {}  # kernels by what units have in common
+        self._made: dict[Any, list[emitter.Made]] = {}  # kernels by what units have in common
         self._signatures: dict[int, Any] = {}
         self._bits: dict[Value, int] = {}
         self._inside: dict[int, list[Node]] = {}
@@ -168,7 +160,7 @@ class NativeUnits:
         known = self._signatures.get(id(unit))
         if known is None:
             bits = tuple(map(self.bits_of, parameters(unit.head)))
-            known = self._signatures[id(unit)] = signature(unit, self.is_constant), bits
+            known = self._signatures[id(unit)] = emitter.signature(unit, self.is_constant), bits
         return known
 
     def emit(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> Native | None:
@@ -186,16 +178,16 @@ class NativeUnits:
         """The same; NotNative if there is none. A kernel that was made before may serve it."""
         metas = [layout(v) for v in [*unit.inputs, *unit.outputs]]
         if self._varies:
-            sizes: Any = tuple(map(pattern_of, metas))
+            sizes: Any = tuple(map(emitter.pattern_of, metas))
         else:
-            contents = tuple(contents_of(n, fact) for n in unit.group.nodes)
+            contents = tuple(emitter.contents_of(n, fact) for n in unit.group.nodes)
             sizes = tuple((m.shape, m.stride()) for m in metas), contents
         variants = self._made.setdefault((self.signature(unit), sizes), [])
         for made in variants:
             call = made.call(unit, metas)
             if call is not None:
                 return call
-        known = UnitSizes(unit, fact, [plain(m) for m in metas], self._varies)
+        known = emitter.UnitSizes(unit, fact, [plain(m) for m in metas], self._varies)
         emission = Emission(unit, known, self.target, self.is_constant, self.bits_of)
         variants.append(emission.run())
         call = variants[-1].call(unit, metas)
@@ -268,11 +260,9 @@ class NativeUnits:
         return True
 
     def _packed_anew(self, x: Constant, pack: Pack | None) -> torch.Tensor:
-        content = {"own": self._own, "scaled": self._scaled, "shift": self._shift}[x.content](x)
+        folded = {"scaled": self._scaled, "shift": self._shift}.get(x.content)
+        content = self._content(x.value) if folded is None else folded(x)
         return content if pack is None else pack(content)
-
-    def _own(self, x: Constant) -> torch.Tensor:
-        return self._content(x.value)
 
     def _scaled(self, x: Constant) -> torch.Tensor:
         """Weights of a convolution with the scale of its normalisation folded in."""
