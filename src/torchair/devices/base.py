@@ -154,15 +154,11 @@ class GraphCall:
             options, process = self.options()
             process, dump = take_dump_options(process)
             initialize_graph_engine(process)
+            outputs = self.graph.output.values()  # type: ignore[union-attr]
             self.session.load(
-                self.graph,
-                options,
-                state=self.state,
-                layouts=layouts_of(self.signature.results, len(self.graph.output.values())),  # type: ignore[union-attr]
-                device=self.device.name,
-                dump=dump,
-                finished=self.finished,
-            )
+                self.graph, options, state=self.state, device=self.device.name, dump=dump,
+                layouts=layouts_of(self.signature.results, len(outputs)), finished=self.finished,
+            )  # fmt: skip
             if options.get("aoe_mode") and inputs is not None:
                 self.session.auto_tune(inputs)
             self.session.compile(inputs)

@@ -182,15 +182,14 @@ def npu_reduce_scatter_tensor_uneven(
 
 # ---- how Dynamo gets to know ----
 
-_TRACED: tuple[tuple[str, Callable[..., Any]], ...] = (
-    ("_all_gather_base", npu_all_gather_into_tensor),
-    ("all_gather_into_tensor", npu_all_gather_into_tensor), ("all_to_all", npu_all_to_all),
-    ("broadcast", npu_broadcast), ("send", npu_send), ("recv", npu_recv),
-)  # fmt: skip
-_TRACED_NPU: tuple[tuple[str, Callable[..., Any]], ...] = (
-    ("all_gather_into_tensor_uneven", npu_all_gather_into_tensor_uneven),
-    ("reduce_scatter_tensor_uneven", npu_reduce_scatter_tensor_uneven),
-)
+def _by_name(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {function.__name__.removeprefix("npu_"): function for function in functions}
+
+
+_TRACED = _by_name(
+    npu_all_gather_into_tensor, npu_all_to_all, npu_broadcast, npu_send, npu_recv
+) | {"_all_gather_base": npu_all_gather_into_tensor}
+_TRACED_NPU = _by_name(npu_all_gather_into_tensor_uneven, npu_reduce_scatter_tensor_uneven)
 
 
 def teach_dynamo() -> None:
@@ -201,8 +200,8 @@ def teach_dynamo() -> None:
 
     known: dict[Any, Any] = functional.traceable_collective_remaps
     npu = sys.modules.get("torch_npu.distributed")
-    wanted = [(getattr(c10d, name, None), made) for name, made in _TRACED]
-    wanted += [(getattr(npu, name, None), made) for name, made in _TRACED_NPU]
+    wanted = [(getattr(c10d, name, None), made) for name, made in _TRACED.items()]
+    wanted += [(getattr(npu, name, None), made) for name, made in _TRACED_NPU.items()]
     for original, made in wanted:
         if original is not None and original not in known:
             known[original] = made
@@ -211,10 +210,9 @@ def teach_dynamo() -> None:
 
 # ---- patching, for code that torch does not remap ----
 
-_PATCHED: tuple[tuple[str, Callable[..., Any]], ...] = (
-    ("all_reduce", npu_all_reduce), ("all_gather", npu_all_gather),
-    ("all_gather_into_tensor", npu_all_gather_into_tensor), ("broadcast", npu_broadcast),
-    ("all_to_all_single", npu_all_to_all_single), ("all_to_all", npu_all_to_all),
+_PATCHED = _by_name(
+    npu_all_reduce, npu_all_gather, npu_all_gather_into_tensor, npu_broadcast,
+    npu_all_to_all_single, npu_all_to_all,
 )  # fmt: skip
 
 
@@ -225,7 +223,7 @@ def patch_for_hcom() -> None:
         "patch_for_hcom is not needed, leave it out: this torch traces collectives as they are",
         UserWarning, stacklevel=2,
     )  # fmt: skip
-    wanted: list[tuple[Any, str, Callable[..., Any]]] = [(dist, *row) for row in _PATCHED]
+    wanted: list[tuple[Any, str, Callable[..., Any]]] = [(dist, *row) for row in _PATCHED.items()]
     deepspeed = sys.modules.get("deepspeed.comm")
     wanted += [(deepspeed, n, npu_all_reduce) for n in ("all_reduce", "inference_all_reduce")]
     for home, name, traced in wanted:
@@ -242,7 +240,7 @@ def traced_collectives() -> Iterator[None]:
         return
     before = [
         (home, name, getattr(home, name), made)
-        for name, made in dict([*_PATCHED, *_TRACED]).items()
+        for name, made in {**_PATCHED, **_TRACED}.items()
         for home in (dist, c10d)
         if hasattr(home, name)
     ]

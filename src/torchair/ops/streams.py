@@ -146,30 +146,6 @@ def wait_for_marks(x: Sequence[torch.Tensor]) -> None:
 # ---- events by tag
 
 
-def record_event(tag: str, created_inside: bool = False) -> None:
-    """Record the event of a tag on the current stream."""
-    _recorded(tag, created_inside).record()
-
-
-def wait_event(tag: str, created_inside: bool = False) -> None:
-    """Let the current stream wait for the event of a tag."""
-    _known(tag, created_inside).wait()
-
-
-def record_event_on(
-    tag: str, stream_id: str, device_index: str, device_type: str, created_inside: bool = False
-) -> None:
-    """Record the event of a tag on a given stream."""
-    _recorded(tag, created_inside).record(_stream(stream_id, device_index, device_type))
-
-
-def wait_event_on(
-    tag: str, stream_id: str, device_index: str, device_type: str, created_inside: bool = False
-) -> None:
-    """Let a given stream wait for the event of a tag."""
-    _known(tag, created_inside).wait(_stream(stream_id, device_index, device_type))
-
-
 def wait_stream(
     stream_id: str, device_index: str, device_type: str,
     other_id: str, other_index: str, other_type: str,
@@ -310,10 +286,18 @@ DEFAULT_STREAM = ("default_stream_id", "default_device_index", "default_device_t
 """Stand for the stream that a graph is started on, as stream arguments of the operators below."""
 
 _EFFECTS: dict[str, Callable[..., Any]] = {
-    f"tagged_event_record(str tag, {_INSIDE}) -> ()": record_event,
-    f"tagged_event_wait(str tag, {_INSIDE}) -> ()": wait_event,
-    f"tagged_event_record_on_stream(str tag, {_STREAM}, {_INSIDE}) -> ()": record_event_on,
-    f"tagged_event_wait_on_stream(str tag, {_STREAM}, {_INSIDE}) -> ()": wait_event_on,
+    f"tagged_event_record(str tag, {_INSIDE}) -> ()": (
+        lambda tag, inside=False: _recorded(tag, inside).record()
+    ),
+    f"tagged_event_wait(str tag, {_INSIDE}) -> ()": (
+        lambda tag, inside=False: _known(tag, inside).wait()
+    ),
+    f"tagged_event_record_on_stream(str tag, {_STREAM}, {_INSIDE}) -> ()": (
+        lambda tag, a, b, c, inside=False: _recorded(tag, inside).record(_stream(a, b, c))
+    ),
+    f"tagged_event_wait_on_stream(str tag, {_STREAM}, {_INSIDE}) -> ()": (
+        lambda tag, a, b, c, inside=False: _known(tag, inside).wait(_stream(a, b, c))
+    ),
     f"tagged_stream_wait_stream({_STREAM}, {_OTHER}) -> ()": wait_stream,
     "record_tagged_stream(Tensor input, str tagged_stream) -> ()": keep_for_stream,
     "record_tagged_stream_(Tensor(a!) input, str tagged_stream) -> ()": keep_for_stream,

@@ -169,8 +169,11 @@ def read(trace: Mapping[str, Any]) -> Profile:
     named = [e for kind in _OPERATORS for e in by_kind[kind] if e["name"] != _HOW_TORCH_CALLS_US]
     host = [_operator(e) for e in named]
     steps = [ProfileStep(int(m[1]), o.begin, o.end) for o in host if (m := _STEP.match(o.name))]
-    inside = _InKernels(kernels)
-    operators = [o for o in host if not _STEP.match(o.name) and not inside.has(o)]
+    of_thread: dict[int, list[KernelSlice]] = defaultdict(list)
+    for kernel in kernels:
+        of_thread[kernel.thread].append(kernel)
+    calls = [o for o in host if not _STEP.match(o.name)]
+    operators = [o for o in calls if not _is_inside(o, of_thread[o.thread])]
     frames = [_operator(e) for e in by_kind[_FRAME] if not e["name"].startswith("<built-in")]
     _nest(operators, frames, kernels)
     lanes = {
@@ -214,24 +217,13 @@ def _numbered(kernels: Iterable[KernelSlice]) -> list[KernelSlice]:
     return found
 
 
-class _InKernels:
-    """Tells which calls of the host are how the emulation computes a kernel."""
-
-    def __init__(self, kernels: Sequence[KernelSlice]) -> None:
-        self._of: dict[int, list[KernelSlice]] = defaultdict(list)
-        for kernel in kernels:
-            self._of[kernel.thread].append(kernel)
-        self._begins = {thread: [k.begin for k in found] for thread, found in self._of.items()}
-
-    def has(self, call: HostCall) -> bool:
-        """Whether the middle of a call is inside of a kernel that takes longer: the clocks of both
-        may differ by a microsecond. Kernels of one thread follow each other."""
-        middle = (call.begin + call.end) / 2
-        at = bisect_right(self._begins.get(call.thread, []), middle)
-        if at == 0:
-            return False
-        kernel = self._of[call.thread][at - 1]
-        return middle < kernel.end and call.total <= kernel.duration
+def _is_inside(call: HostCall, kernels: Sequence[KernelSlice]) -> bool:
+    """Whether a call of the host is how the emulation computes a kernel: its middle is inside of
+    one of its thread that takes longer, since the clocks of both may differ by a microsecond.
+    Kernels of one thread follow each other."""
+    middle = (call.begin + call.end) / 2
+    at = bisect_right(kernels, middle, key=lambda kernel: kernel.begin)
+    return at > 0 and middle < kernels[at - 1].end and call.total <= kernels[at - 1].duration
 
 
 def _nest(

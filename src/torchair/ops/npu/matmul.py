@@ -10,18 +10,8 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 
-from torchair.ops.npu.library import (
-    INT4_IN_INT32,
-    NpuOperators,
-    dtype_of,
-    known_type,
-    refuse,
-    refuse_given,
-    rounded,
-    unpack_int4,
-    wide,
-    wrong,
-)
+from torchair.ops.npu import library
+from torchair.ops.npu.library import NpuOperators, refuse, refuse_given, unpack_int4, wide, wrong
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 Tensor = torch.Tensor
@@ -69,12 +59,12 @@ def unpacked_weight(weight: Tensor, features: Any) -> Tensor:
 def columns(weight: Tensor, features: Any) -> Any:
     """Columns of a product with such a weight."""
     along_columns = weight.dtype == torch.int32 and bool(weight.shape[-2] == features)
-    return weight.shape[-1] * INT4_IN_INT32 if along_columns else weight.shape[-1]
+    return weight.shape[-1] * library.INT4_IN_INT32 if along_columns else weight.shape[-1]
 
 
 def finished(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Results in their type; those that become integers are rounded."""
-    return values.to(dtype) if dtype.is_floating_point else rounded(values, dtype)
+    """Results in their type; those that become integers are library.rounded."""
+    return values.to(dtype) if dtype.is_floating_point else library.rounded(values, dtype)
 
 
 def dequantized_weight(
@@ -133,13 +123,13 @@ def _is_whole(bias: Tensor | None) -> TypeGuard[Tensor]:
 def quant_matmul_type(output_dtype: int | torch.dtype | None) -> torch.dtype:
     """The type of the result of `npu_quant_matmul`."""
     code = torch.int8 if output_dtype is None else output_dtype
-    return known_type("npu_quant_matmul", "output_dtype", code, RESULTS)
+    return library.known_type("npu_quant_matmul", "output_dtype", code, RESULTS)
 
 
 def _fake_quant_matmul(
     x1: Tensor, x2: Tensor, scale: Tensor, *, output_dtype: int | None = None, **others: Any
 ) -> Tensor:
-    features = x1.shape[-1] * (INT4_IN_INT32 if x1.dtype == torch.int32 else 1)
+    features = x1.shape[-1] * (library.INT4_IN_INT32 if x1.dtype == torch.int32 else 1)
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     dims = [*batch, x1.shape[-2], columns(x2, features)]
     return x1.new_empty(dims, dtype=quant_matmul_type(output_dtype))
@@ -213,7 +203,7 @@ def weight_quant_matmul(
     shift = pattern_offsets(quant_scale, quant_offset)
     if shift is not None:
         values = values + shift.to(values.dtype)
-    return rounded(values, torch.int8)
+    return library.rounded(values, torch.int8)
 
 
 # ---- products of groups of rows, each with a weight of its own ----
@@ -358,7 +348,8 @@ def kind_of(group_type: int | None, x: Sequence[Any], group_list: Any) -> int:
 
 def result_type(x: Sequence[Tensor], output_dtype: int | torch.dtype | None) -> torch.dtype:
     """The type of the results."""
-    return x[0].dtype if output_dtype is None else dtype_of(NAME, "output_dtype", output_dtype)
+    code = x[0].dtype if output_dtype is None else output_dtype
+    return library.dtype_of(NAME, "output_dtype", code)
 
 
 def _check_split(x: Sequence[Tensor], group_list: Any, split_item: int | None) -> None:

@@ -7,16 +7,8 @@ from typing import Any
 
 import torch
 
-from torchair.ops.npu.library import (
-    INT4_IN_INT32,
-    NpuOperators,
-    known_type,
-    pack_int4,
-    refuse,
-    rounded,
-    wide,
-    wrong,
-)
+from torchair.ops.npu import library
+from torchair.ops.npu.library import NpuOperators, refuse, wide, wrong
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
@@ -51,8 +43,8 @@ def quantize(
 def narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The nearest values of a narrow type; `INT4` packs them."""
     if dtype == INT4:
-        return pack_int4(values.round().clamp(*_INT4_ENDS))
-    return rounded(values, dtype)
+        return library.pack_int4(values.round().clamp(*_INT4_ENDS))
+    return library.rounded(values, dtype)
 
 
 def _along(x: Tensor, rank: int, axis: int) -> Tensor:
@@ -67,14 +59,14 @@ def _along(x: Tensor, rank: int, axis: int) -> Tensor:
 def quantize_type(dtype: int | torch.dtype) -> torch.dtype:
     """The type of the result of `npu_quantize`."""
     known = (torch.int8, torch.uint8, torch.int32, INT4, torch.float8_e5m2, torch.float8_e4m3fn)
-    return known_type("npu_quantize", "dtype", dtype, known)
+    return library.known_type("npu_quantize", "dtype", dtype, known)
 
 
 def _packed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Values of a type, without data."""
     if dtype != INT4:
         return x.new_empty(x.shape, dtype=dtype)
-    return x.new_empty([*x.shape[:-1], x.shape[-1] // INT4_IN_INT32], dtype=torch.int32)
+    return x.new_empty([*x.shape[:-1], x.shape[-1] // library.INT4_IN_INT32], dtype=torch.int32)
 
 
 @OPERATORS.add(
@@ -97,7 +89,7 @@ def quantize_axis(rank: int, axis: int) -> int:
 
 
 def _check_eighths(x: Tensor, dtype: torch.dtype, operator: str, argument: str) -> None:
-    if dtype == INT4 and (not x.dim() or x.shape[-1] % INT4_IN_INT32):
+    if dtype == INT4 and (not x.dim() or x.shape[-1] % library.INT4_IN_INT32):
         raise wrong(operator, argument, "four-bit results need a last dim that is a multiple of 8")
 
 
@@ -155,7 +147,7 @@ def dynamic_quant_type(dst_type: int | torch.dtype | None) -> torch.dtype:
     """The type of the first result of `npu_dynamic_quant`."""
     known = (torch.int8, INT4, torch.float8_e5m2, torch.float8_e4m3fn)
     code = torch.int8 if dst_type is None else dst_type
-    return known_type("npu_dynamic_quant", "dst_type", code, known)
+    return library.known_type("npu_dynamic_quant", "dst_type", code, known)
 
 
 def scale_dims(dims: Sequence[Any], mode: str) -> list[Any]:
@@ -229,7 +221,7 @@ def _int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
     if weight.dim() != 2:
         raise wrong(name, "weight", f"has {weight.dim()} dims, a weight has 2")
     _check_eighths(weight, INT4, name, "weight")
-    return pack_int4(weight)
+    return library.pack_int4(weight)
 
 
 def scale_patterns(scale: Tensor, offset: Tensor | None) -> Tensor:
