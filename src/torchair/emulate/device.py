@@ -88,12 +88,9 @@ def _install_storages() -> None:
         return _empty_storage(args[0] if args else 0, device)
 
     torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]
-    base: Any = torch.storage._StorageBase
-    base.npu = _storage_to_npu
-    base.is_npu = property(lambda self: self.device.type == DEVICE_TYPE)
-    typed: Any = torch.storage.TypedStorage
-    typed.npu = _typed_storage_to_npu
-    typed.is_npu = property(lambda self: self.device.type == DEVICE_TYPE)
+    kinds: Any = (torch.storage._StorageBase, torch.storage.TypedStorage)
+    for kind, move in zip(kinds, (_storage_to_npu, _typed_storage_to_npu), strict=True):
+        kind.npu, kind.is_npu = move, property(lambda self: self.device.type == DEVICE_TYPE)
 
 
 def _empty_storage(size: int, device: Any) -> torch.UntypedStorage:

@@ -55,14 +55,13 @@ class _Alias(ModuleType):
         names = TABLE[self.__name__]
         if name == "__all__" and "*" not in names:
             return list(names)
-        where = names.get(name)
-        if where is None and "*" in names and not name.startswith("__"):
+        if name in names:
+            return resolve_name(names[name])
+        if "*" in names and not name.startswith("__"):
             return getattr(importlib.import_module(names["*"]), name)
-        if where is None and f"{self.__name__}.{name}" in TABLE:
+        if f"{self.__name__}.{name}" in TABLE:
             return importlib.import_module(f"{self.__name__}.{name}")
-        if where is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return resolve_name(where)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def _home(self, name: str) -> tuple[Any, str] | None:
         """Who has a name of the table, and what it is called there."""
