@@ -163,64 +163,36 @@ def _recv(
 
 _GROUP = "str tag, int[] ranks, int group_size"
 _OPERATORS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
-    (
-        f"broadcast(Tensor self, int? src, {_GROUP}, int? group_src=None) -> Tensor",
-        _broadcast,
-        lambda self, *group: torch.empty_like(self, memory_format=torch.contiguous_format),
-    ),
-    (
-        f"allgather(Tensor[] tensor_list, Tensor input, {_GROUP}) -> Tensor[]",
-        _allgather,
-        lambda tensor_list, input, tag, ranks, group_size: _empties(tensor_list, group_size),
-    ),
-    (
-        f"allgather_in_tensor(Tensor out, Tensor input, {_GROUP}) -> Tensor",
-        lambda out, *rest: _gathered(out.shape, *rest),
-        lambda out, input, *group: input.new_empty(out.shape),
-    ),
-    (
-        f"_allgather_in_tensor_shape(SymInt[] output_size, Tensor input, {_GROUP}) -> Tensor",
-        _gathered,
-        lambda size, input, *group: input.new_empty(size),
-    ),
-    (
-        "allgather_in_tensor_uneven(Tensor input, SymInt send_count, SymInt[] recv_counts, "
-        "str tag, int[] rank_list, int group_size, SymInt[] recv_displacements) -> Tensor",
-        lambda input, count, counts, tag, ranks, size, starts: gather_uneven(
-            input, counts, starts, process_group(tag, ranks)
-        ),
-        lambda input, count, counts, *group: _rows(input, sum(counts)),
-    ),
-    (
-        "all_to_all_single_npu(Tensor input, SymInt[] send_counts, SymInt[] send_displacements, "
-        f"SymInt[] recv_counts, SymInt[] recv_displacements, {_GROUP}) -> Tensor",
-        lambda input, counts, starts, received, _, tag, ranks, size: exchange(
-            input, (counts, starts), received, process_group(tag, ranks)
-        ),
-        lambda input, counts, starts, received, *group: _rows(input, sum(received)),
-    ),
-    (
-        "reduce_scatter_tensor_uneven(Tensor input, str reduce_op, SymInt[] send_counts, "
-        "SymInt[] send_displacements, SymInt recv_count, str tag, int[] rank_list, "
-        "int group_size) -> Tensor",
-        lambda input, op, counts, starts, count, tag, ranks, size: reduce_uneven(
-            input, op, (counts, starts), process_group(tag, ranks)
-        ),
-        lambda input, op, counts, starts, count, *group: _rows(input, count),
-    ),
-    (
-        "_send(Tensor self, int? dst, int[] ranks, str pg_tag, int tag, int? group_dst, "
-        "int[] shape) -> ()",
-        _send,
-        lambda *args: None,  # what is sent leaves nothing behind
-    ),
-    (
-        "_recv(Tensor self, int? src, int[] ranks, str pg_tag, int tag, int? group_src, "
-        "int[] shape) -> Tensor",
-        _recv,
-        lambda self, src, ranks, pg_tag, tag, group_src, shape: self.new_empty(shape),
-    ),
-)
+    (f"broadcast(Tensor self, int? src, {_GROUP}, int? group_src=None) -> Tensor", _broadcast,
+     lambda self, *group: torch.empty_like(self, memory_format=torch.contiguous_format)),
+    (f"allgather(Tensor[] tensor_list, Tensor input, {_GROUP}) -> Tensor[]", _allgather,
+     lambda tensor_list, input, tag, ranks, group_size: _empties(tensor_list, group_size)),
+    (f"allgather_in_tensor(Tensor out, Tensor input, {_GROUP}) -> Tensor",
+     lambda out, *rest: _gathered(out.shape, *rest),
+     lambda out, input, *group: input.new_empty(out.shape)),
+    (f"_allgather_in_tensor_shape(SymInt[] output_size, Tensor input, {_GROUP}) -> Tensor",
+     _gathered, lambda size, input, *group: input.new_empty(size)),
+    ("allgather_in_tensor_uneven(Tensor input, SymInt send_count, SymInt[] recv_counts, "
+     "str tag, int[] rank_list, int group_size, SymInt[] recv_displacements) -> Tensor",
+     lambda input, count, counts, tag, ranks, size, starts: gather_uneven(
+         input, counts, starts, process_group(tag, ranks)),
+     lambda input, count, counts, *group: _rows(input, sum(counts))),
+    ("all_to_all_single_npu(Tensor input, SymInt[] send_counts, SymInt[] send_displacements, "
+     f"SymInt[] recv_counts, SymInt[] recv_displacements, {_GROUP}) -> Tensor",
+     lambda input, counts, starts, received, _, tag, ranks, size: exchange(
+         input, (counts, starts), received, process_group(tag, ranks)),
+     lambda input, counts, starts, received, *group: _rows(input, sum(received))),
+    ("reduce_scatter_tensor_uneven(Tensor input, str reduce_op, SymInt[] send_counts, "
+     "SymInt[] send_displacements, SymInt recv_count, str tag, int[] rank_list, "
+     "int group_size) -> Tensor",
+     lambda input, op, counts, starts, count, tag, ranks, size: reduce_uneven(
+         input, op, (counts, starts), process_group(tag, ranks)),
+     lambda input, op, counts, starts, count, *group: _rows(input, count)),
+    ("_send(Tensor self, int? dst, int[] ranks, str pg_tag, int tag, int? group_dst, "
+     "int[] shape) -> ()", _send, lambda *args: None),  # what is sent leaves nothing behind
+    ("_recv(Tensor self, int? src, int[] ranks, str pg_tag, int tag, int? group_src, "
+     "int[] shape) -> Tensor", _recv, lambda self, *where: self.new_empty(where[-1])),
+)  # fmt: skip
 
 for _schema, _kernel, _fake in _OPERATORS:
     _name = _schema.partition("(")[0]

@@ -107,8 +107,7 @@ OPERATORS = (
         f"{optional('deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2')}, "
         f"int num_heads=1, float scale_value=1.0, {schemas.LIMITS.format(0)}, {schemas.HEADS}, "
         f"{optional('actual_seq_lengths_kv', 'SymInt[]')}, int sparse_mode=0) -> Tensor",
-        _first(prompt_request),
-        _fake_one,
+        _first(prompt_request), _fake_one,
     ),
     NpuOperator(
         f"{STEP}(Tensor query, Tensor key, Tensor value, *, "
@@ -120,16 +119,13 @@ OPERATORS = (
         )
         + f", int num_heads=1, float scale_value=1.0, {schemas.HEADS}, int block_size=0, "
         "int inner_precise=1) -> Tensor",
-        _first(step_request),
-        _fake_one,
+        _first(step_request), _fake_one,
     ),
     *_family(
         FUSED, schemas.fused_arguments("SymInt[]"), _both(fused_request), schemas.fake_fused
     ),
     *_family(
-        FUSED_V2,
-        schemas.fused_v2_arguments("SymInt[]"),
-        _both(lambda named: fused_request(schemas.first_version(named))),
-        schemas.fake_fused_v2,
+        FUSED_V2, schemas.fused_v2_arguments("SymInt[]"),
+        _both(lambda named: fused_request(schemas.first_version(named))), schemas.fake_fused_v2,
     ),
-)
+)  # fmt: skip
