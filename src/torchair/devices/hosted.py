@@ -63,8 +63,7 @@ class HostMemory(Protocol):
 def host_memory(device: torch.device | str) -> HostMemory | None:
     """How to reach the memory of an emulated device, None for any other."""
     module = getattr(torch, torch.device(device).type, None)
-    found: HostMemory | None = getattr(module, "host", None)
-    return found
+    return getattr(module, "host", None)
 
 
 def aliased(host: HostMemory, args: Sequence[Any], keep: bool = False) -> list[Any]:
@@ -339,9 +338,9 @@ class HandmadeGraph(TorchNpuGraph):
     ) -> list[torch.Tensor]:
         """Outputs of the graph for inputs in index order, see `TorchNpuGraph.run`."""
         tensors = (x for x in inputs or () if isinstance(x, torch.Tensor))
-        there = next((t.device for t in tensors if not t.is_cpu), None)
-        host = None if there is None else host_memory(there)
-        if there is None or host is None:
+        there = next((t.device for t in tensors if not t.is_cpu), torch.device("cpu"))
+        host = host_memory(there)
+        if host is None:
             return super().run(inputs, assigned_outputs, stream)
         given = [*inputs, *assigned_outputs]
         aliases = aliased(host, given)

@@ -98,10 +98,8 @@ class Operands:
                 return original
             if _is_alias(alias, result):
                 start = original.storage_offset() + result.storage_offset()
-                made: torch.Tensor = _as_strided.redispatch(
-                    HOST_KEYS, original, result.shape, result.stride(), start
-                )
-                return made
+                dims = result.shape, result.stride()
+                return _as_strided.redispatch(HOST_KEYS, original, *dims, start)
         return as_npu(result, STATE.here.device if self.index < 0 else self.index)
 
     def replace(self, alias: torch.Tensor, other: torch.Tensor) -> None:

@@ -43,18 +43,14 @@ def attention(
     """The fused kernel, or torch's own way to do without."""
     both = is_causal and attn_mask is not None  # an error that torch explains
     if both or not suits(query, key, value, attn_mask, dropout_p, enable_gqa):
-        made: Tensor = _attention._op_dk(
+        return _attention._op_dk(
             _COMPOSITE, query, key, value, attn_mask, dropout_p, is_causal,
             scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
-        return made
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         lowest = torch.scalar_tensor(float("-inf"), dtype=query.dtype, device=query.device)
         attn_mask = torch.where(attn_mask, 0.0, lowest)
-    result: Tensor = _fused(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
-    )[0]
-    return result
+    return _fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 def suits(

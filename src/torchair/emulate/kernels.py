@@ -108,8 +108,7 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
 
 def to_copy(self: Tensor, *, pin_memory: Any = None, **options: Any) -> Tensor:
     """As torch's own; there is no pinned memory to copy into."""
-    made: Tensor = _to_copy.redispatch(HOST_KEYS, self, **options)
-    return made
+    return _to_copy.redispatch(HOST_KEYS, self, **options)
 
 
 def local_scalar_dense(self: Tensor) -> Any:

@@ -115,8 +115,7 @@ class Generator(_Base, metaclass=_AnyGenerator):
     @property
     def device(self) -> torch.device:
         """Where the numbers are wanted."""
-        found: torch.device = self._npu or _Base.device.__get__(self)
-        return found
+        return self._npu or _Base.device.__get__(self)
 
 
 GENERATORS: list[Generator] = []
@@ -231,8 +230,7 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
         return torch._neg_view(as_cpu(torch._neg_view(tensor)))
     capsule = _export(tensor)
     _word(_pointer(capsule, _NAME) + _FIELD).value = _HOST
-    made: torch.Tensor = _import(capsule)
-    return made
+    return _import(capsule)
 
 
 def kept_on_cpu(tensor: torch.Tensor) -> torch.Tensor:

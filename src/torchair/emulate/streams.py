@@ -27,8 +27,7 @@ class Stream(torch.Stream):
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
         if "stream_id" not in kwargs:
             return cls.of(next(STATE.stream_ids), STATE.index_of(device))
-        made: Stream = super().__new__(cls, **kwargs)
-        return made
+        return super().__new__(cls, **kwargs)
 
     @classmethod
     def of(cls, stream_id: int, device_index: int, device_type: int = _DEVICE_NUMBER) -> Stream:

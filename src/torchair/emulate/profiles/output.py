@@ -348,14 +348,9 @@ class _View:
 
 def _details(operator: HostCall) -> Event:
     """Arguments of an operator, under the original's names."""
-    given = operator.args
-    details: Event = {
-        "Sequence number": given.get("Sequence number", -1),
-        "Fwd thread id": given.get("Fwd thread id", 0),
-    }
-    for name in ("Input Dims", "Input type"):
-        if name in given:
-            details[name] = given[name]
+    shown = ("Sequence number", "Fwd thread id", "Input Dims", "Input type")
+    details: Event = {"Sequence number": -1, "Fwd thread id": 0}
+    details |= {name: value for name, value in operator.args.items() if name in shown}
     if operator.stack:
         details["Call stack"] = ";\r\n".join(operator.stack)
     return details
