@@ -177,7 +177,7 @@ def _unsqueeze_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), tuple(dims), (content,) if known else None)
 
 
-_unsqueeze = call(lambda x, axes: reduce(torch.Tensor.unsqueeze, axes, x), _new_axes)
+_unsqueeze = call(lambda x, axes: reduce(lambda t, a: t.unsqueeze(a), axes, x), _new_axes)
 
 
 @native("Unsqueeze", _unsqueeze_rule, _unsqueeze, VIEW, kind="move")
