@@ -141,21 +141,12 @@ def allgather(
     return [ge.Squeeze(p, axis=[0]) for p in parts]
 
 
-@builtin(define.allgather_in_tensor.default)
+@builtin(define.allgather_in_tensor.default, define._allgather_in_tensor_shape.default)
 def allgather_in_tensor(
-    out: Value, input: Value, tag: str, ranks: list[int], group_size: int
-) -> Value:
-    return _joined(dims_of(out), input, _described(tag, ranks), group_size)
-
-
-@builtin(define._allgather_in_tensor_shape.default)
-def allgather_in_tensor_shape(
-    output_size: Any, input: Value, tag: str, ranks: list[int], group_size: int
-) -> Value:
-    return _joined(output_size, input, _described(tag, ranks), group_size)
-
-
-def _joined(dims: Any, input: Value, group: str, group_size: int) -> Value:
+    input: Value, tag: str, ranks: list[int], group_size: int, out: Any = None,
+    output_size: Any = None,
+) -> Value:  # fmt: skip
+    dims, group = output_size if out is None else dims_of(out), _described(tag, ranks)
     rows = input if input.shape != () else ge.Unsqueeze(input, axes=[0])
     return ge.Reshape(_all_gather(group, rows, group_size), dims)
 

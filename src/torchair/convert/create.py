@@ -278,22 +278,18 @@ def _moved(x: Value, scale: float, start: float, dtype: int) -> Value:
 # ---- integers: drawn as such, a scaled float would miss some beyond 2**24 and favour others ----
 
 
-def _integers(size: Any, low: Any, high: Any, generator: Any, spec: TensorSpec) -> Value:
-    _default(generator, spec)
-    bounds = promote(INT64, low, high)
-    return cast_result(_draw("StatelessRandomUniformIntV2", size, spec, *bounds), spec.dtype)
-
-
-@builtin(aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator)
+@builtin(
+    aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator,
+    aten.randint_like.default, aten.randint_like.low_dtype,
+)  # fmt: skip
 def randint(
-    high: Any, size: Any, low: Any = 0, generator: Any = None, *, meta_outputs: TensorSpec
-) -> Value:
-    return _integers(size, low, high, generator, meta_outputs)
-
-
-@builtin(aten.randint_like.default, aten.randint_like.low_dtype)
-def randint_like(self: Value, high: Any, low: Any = 0, *, meta_outputs: TensorSpec) -> Value:
-    return _integers(ge.Shape(self), low, high, None, meta_outputs)
+    high: Any, size: Any = None, self: Any = None, low: Any = 0, generator: Any = None, *,
+    meta_outputs: TensorSpec,
+) -> Value:  # fmt: skip
+    dims, dtype = size if self is None else ge.Shape(self), meta_outputs.dtype
+    _default(generator, meta_outputs)
+    bounds = promote(INT64, low, high)
+    return cast_result(_draw("StatelessRandomUniformIntV2", dims, meta_outputs, *bounds), dtype)
 
 
 @builtin(aten.randperm.default, aten.randperm.generator)

@@ -36,16 +36,10 @@ def weight_int8pack_mm(self: Value, mat2: Value, scales: Value) -> Value:
     return _product(self, mat2, scales)
 
 
-@builtin(aten._weight_int4pack_mm_for_cpu.default)
+@builtin(aten._weight_int4pack_mm_for_cpu.default, aten._weight_int4pack_mm.default)
 def weight_int4pack_mm(self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value) -> Value:
-    return _four_bits(self, mat2, _unpacked, qScaleAndZeros, qGroupSize)
-
-
-@builtin(aten._weight_int4pack_mm.default)
-def weight_int4pack_mm_tiled(
-    self: Value, mat2: Value, qGroupSize: int, qScaleAndZeros: Value
-) -> Value:
-    return _four_bits(self, mat2, _untiled, qScaleAndZeros, qGroupSize)
+    unpack = _unpacked if mat2.dtype == DataType.DT_UINT8 else _untiled
+    return _four_bits(self, mat2, unpack, qScaleAndZeros, qGroupSize)
 
 
 def _four_bits(

@@ -94,26 +94,22 @@ def _average_options(op: Op) -> tuple[Any, ...]:
     pads = op.attr("pads")
     if pads[::2] != pads[1::2]:
         raise ValueError(f"{op.node}: pads {pads} differ from side to side")
-    return op.attr("ksize")[2:], op.attr("strides")[2:], pads[::2]
-
-
-def _average_rest(op: Op) -> tuple[Any, ...]:
-    return op.attr("ceil_mode"), not op.attr("exclusive"), op.attr("divisor_override") or None
+    rest = op.attr("ceil_mode"), not op.attr("exclusive"), op.attr("divisor_override") or None
+    return op.attr("ksize")[2:], op.attr("strides")[2:], pads[::2], *rest
 
 
 def _average_rule(op: Op) -> Fact:
-    options = (*_average_options(op), [1, 1])
+    options = (*_average_options(op)[:3], [1, 1])
     return Fact(op.dtype("x"), _over_windows(op.shape("x"), options, op.attr("ceil_mode")))
 
 
 def _average(op: Op) -> Kernel:
-    options = (*_average_options(op), *_average_rest(op))
+    options = _average_options(op)
     return lambda x, out=None: _nn.avg_pool2d(x, *options, out=out)
 
 
 def _average_grad(op: Op) -> Kernel:
-    options = (*_average_options(op), *_average_rest(op))
-    size = op.ints("orig_input_shape")
+    options, size = _average_options(op), op.ints("orig_input_shape")
 
     def run(grad: torch.Tensor) -> torch.Tensor:
         x = grad.new_empty(1).expand(size)  # only its dims are read
