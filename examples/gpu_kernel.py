@@ -49,7 +49,7 @@ def main() -> None:
     norm = next(s.code.order.request for s in steps if s.also[0].type == "RmsNorm")
     assert isinstance(norm, Loops)
     show("the nest of the normalisation", str(norm.nest))
-    entry = entry_of(made.launches[-1])
+    entry = entry_of(made.launches[-1], made.gpu)
     text = module_text([entry])
     show("LLVM text of the last launch, the first lines of its kernel",
          "\n".join(text[text.index("define internal") :].splitlines()[:8]))  # fmt: skip

@@ -30,7 +30,7 @@ def made(
 
 
 def entry_of(kernel: Kernel, launch: Launch) -> Entry:
-    return Entry((kernel,), launch.block)
+    return Entry((kernel,), launch.block, launch.resident)
 
 
 def run(

@@ -355,6 +355,8 @@ def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
         _shuffle(b, i, active)
     elif name == "vote":
         _vote(b, i, active)
+    elif name == "redux":
+        _reduce(b, i, active)
     elif name == "mma":
         _tensor_cores(b, i, active)
     elif name == "setp":
@@ -372,6 +374,9 @@ def _computed(b: Blocks, i: Instruction, kind: str) -> Values:
     if kind == "bf16":
         wide = (b.value(a, "b16").astype(np.uint32) << 16 for a in i.args[1:])
         return _as_bf16(OPERATIONS[name](*(x.view(np.float32) for x in wide)).astype(np.float32))
+    if kind == "u16x2":
+        pairs = (np.ascontiguousarray(b.value(a, "b32")).view(np.uint16) for a in i.args[1:])
+        return OPERATIONS[name](*pairs).view(np.uint32)
     if kind in ("bf16x2", "f16x2"):
         return _in_pairs(OPERATIONS[name], kind, [b.value(a, "b32") for a in i.args[1:]])
     if name == "selp":
@@ -603,6 +608,13 @@ def _shuffle(b: Blocks, i: Instruction, active: Values) -> None:
     }[i.parts[2]]  # fmt: skip
     source = np.where((source < 0) | (source >= WARP), within, source)
     b.keep(name, x[first + source], active)
+
+
+def _reduce(b: Blocks, i: Instruction, active: Values) -> None:
+    """redux.sync.max.u32 of a whole warp."""
+    assert i.parts[2:] == ["max", "u32"] and active.reshape(-1, WARP).all(1).any(), i.parts
+    found = b.value(i.args[1], "u32").reshape(-1, WARP).max(1)
+    b.keep(i.args[0], np.repeat(found, WARP), active)
 
 
 def _vote(b: Blocks, i: Instruction, active: Values) -> None:

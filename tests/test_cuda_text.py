@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -203,8 +205,23 @@ def test_blocks_that_count_on_each_other_have_room_for_all() -> None:
     pair, both = ProductCase(1, 8192, 2048, epilogue="gate").generate(HOPPER)
     assert ".minnctapersm 4" in text_of(alone, launch)
     assert ".minnctapersm 2" in text_of(pair, both)
-    joint = ptx([Entry((alone, pair), launch.block)], HOPPER)
-    assert ".minnctapersm 2" in joint and ".minnctapersm 4" not in joint
+    assert together((alone, launch), (pair, both)).resident == 2
+
+
+def together(*made: tuple[Kernel, Launch]) -> Entry:
+    """What a launch of several kernels runs."""
+    jobs: Any = [SimpleNamespace(kernel=kernel, launch=launch) for kernel, launch in made]
+    return bundle_entry(jobs, HOPPER)
+
+
+def test_all_blocks_of_kernels_side_by_side_have_room_at_once() -> None:
+    sizes = 4096, 1024, 1024  # of queries, keys and values of a layer of an 8B model
+    made = [QuantisedCase(1, n, 4096, 4, 128, norm="rms").generate(HOPPER) for n in sizes]
+    blocks = sum(launch.most_blocks for _, launch in made)
+    assert [launch.resident for _, launch in made] == [2, 1, 1]
+    entry = together(*made)
+    assert 2 * HOPPER.multiprocessors < blocks <= entry.resident * HOPPER.multiprocessors
+    assert ".minnctapersm 3" in ptx([entry], HOPPER)
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 128)])
@@ -257,9 +274,10 @@ def test_all_attention_is_valid_text() -> None:
 def test_a_decode_step_is_shared_by_a_cluster() -> None:
     kernel, launch = AttentionCase(32, 8, 1, 1024, 64, mask="bool").generate(HOPPER)
     text = text_of(kernel, launch)
-    assert (launch.block, launch.cluster, launch.blocks(lambda word: 0)) == (128, 8, 64)
-    # four keys and four values of a lane before the loop, as many in it, and four queries
-    assert text.count(STREAMED) == 20
+    assert (launch.block, launch.cluster, launch.blocks(lambda word: 0)) == (128, 8, 128)
+    # a key head has two clusters; a lane has four keys and four values before the loop, as many
+    # in it, and two queries
+    assert text.count(STREAMED) == 18
     assert text.count("barrier.cluster.wait") == 2 and text.count("bar.sync") == 1
 
 
@@ -305,7 +323,7 @@ def test_launches_of_a_model(name: str) -> None:
             value.device_type = "NPU"
     made = dry_run(session.graph, HOPPER, session._state.assigned, frozen=session.units.frozen)
     assert not [s for s in made.plan.steps if s.native is None and s.kind != "view"]
-    for launch in {e.name: b for b in made.launches for e in [bundle_entry(b)]}.values():
+    for launch in {e.name: b for b in made.launches for e in [bundle_entry(b, HOPPER)]}.values():
         assert ".local" not in made.ptx(launch)
     jobs = [job for launch in made.launches for job in launch]
     threes = [j.kernel.entry for j in jobs if len(j.steps) == 3]  # norm, gate and up

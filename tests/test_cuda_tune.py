@@ -52,6 +52,13 @@ def planned() -> Plan:
     return plan
 
 
+def test_constants_of_a_trial_are_where_its_kernel_runs() -> None:
+    stage = trial.Stage.__new__(trial.Stage)
+    stage._device, stage._packed, stage._constants = torch.device("meta"), {}, {1: "positions"}
+    stage._content = lambda constant, pack: torch.arange(4)  # constants of a graph are on the host
+    assert {stage._constant(1, None, turn).device.type for turn in (0, 1)} == {"meta"}
+
+
 class NumpyTrial:
     """A kernel on the machine of the tests, over copies of the memory of its stage."""
 

@@ -42,14 +42,16 @@ def copies(tensors: Any) -> list[Tensor]:
     return [t.clone() for t in tensors]
 
 
-def assert_close(got: Any, expected: Any, rough: float) -> None:
+def assert_close(got: Any, expected: Any, rough: float, to_largest: bool = False) -> None:
+    """With `to_largest` errors count against the largest result: those of sums that cancel out."""
     assert len(got) == len(expected)
     for g, e in zip(got, expected, strict=True):
         if not isinstance(e, torch.Tensor):
             assert g == e
             continue
         assert g.shape == e.shape
-        torch.testing.assert_close(g.double(), e.double(), rtol=rough, atol=rough)
+        unit = max(1.0, float(e.double().abs().max())) if to_largest and e.numel() else 1.0
+        torch.testing.assert_close(g.double(), e.double(), rtol=rough, atol=rough * unit)
 
 
 # ---- what they give ----
@@ -549,10 +551,8 @@ def test_the_example_of_the_page_runs():
 def test_cuda_equals_cpu(case):
     inputs = [t.cuda() for t in case.inputs]
     expected = case.call(*case.inputs)
-    got = case.call(*inputs)
-    assert_close([g.cpu() if isinstance(g, torch.Tensor) else g for g in got], expected, case.rough)
     with torch.no_grad():
         fast = compiled(lambda *x: case.call(*x))(*inputs)
-    assert_close(
-        [g.cpu() if isinstance(g, torch.Tensor) else g for g in fast], expected, case.rough
-    )
+    for got in (case.call(*inputs), fast):
+        here = [g.cpu() if isinstance(g, torch.Tensor) else g for g in got]
+        assert_close(here, expected, case.rough, to_largest=True)

@@ -7,6 +7,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,6 +16,9 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import LocalSource
+from torch._guards import Guard, GuardsSet, TracingContext
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
@@ -31,6 +35,7 @@ from generic_nodes import collect_generic_nodes
 from models import Llama, LlamaConfig, llama_inputs
 from torchair.engine.fuse.units import Fusion
 from torchair.errors import InputError
+from torchair.fx.tracing import quicken_guards
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "int8": Int8WeightOnlyConfig,
@@ -264,3 +269,15 @@ def test_guards_see_what_quantised_parameters_are_made_of_without_taking_them_ap
         setattr(model.weight, name, value)
         torch.testing.assert_close(fast(x), model(x))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+
+
+def test_guards_of_a_torch_that_does_not_keep_them_by_source(monkeypatch):
+    """torch 2.11 has no such table."""
+    guard = Guard(LocalSource("w"), GuardBuilder.TENSOR_SUBCLASS_METADATA_MATCH)
+    guards = GuardsSet({guard})
+    monkeypatch.delattr(guards, "source_to_guards", raising=False)
+    monkeypatch.setattr(GuardsSet, "add", lambda self, guard: self.inner.add(guard))
+    context = SimpleNamespace(guards_context=SimpleNamespace(dynamo_guards=guards))
+    monkeypatch.setattr(TracingContext, "try_get", lambda: context)
+    quicken_guards()
+    assert len(guards.inner) == 1 and guard not in guards.inner

@@ -118,7 +118,15 @@ class Launch:
     most: int = 0  # the largest number of blocks, 0: as many as there are units
     cluster: int = 1  # blocks that start together and read each other's shared memory
     early: bool = False  # it waits itself for the launch before, and so may begin before that ends
+    resident: int = 0  # blocks of a multiprocessor that count on each other, 0: none does
+    room: int = 0  # how many of them there is room for, at most
     even: bool = True  # rather fewer blocks than `most`, if then all have as much to do
+
+    @property
+    def most_blocks(self) -> int:
+        """The number of blocks, 0 where words tell it."""
+        known = all(isinstance(n, int) for n in self.units)
+        return self.blocks(lambda word: 0) if known else 0
 
     def blocks(self, word: Callable[[int], int]) -> int:
         """The number of blocks, given the numbers in words."""

@@ -90,9 +90,11 @@ def quicken_guards() -> None:
     changed = {g: make for g in guards if (make := _quicker(g)) is not None}
     if not changed:
         return
+    by_source = getattr(guards, "source_to_guards", None)  # torch 2.11 has none
     for guard in changed:
         guards.inner.discard(guard)
-        guards.source_to_guards[guard.originating_source].remove(guard)
+        if by_source is not None:
+            by_source[guard.originating_source].remove(guard)
     for old, make in changed.items():
         guards.add(Guard(old.originating_source, make, stack=old.stack, user_stack=old.user_stack))
 

@@ -109,7 +109,8 @@ def _refusal(request: Attention) -> str | None:
 
 def default_form(request: Attention, gpu: Gpu) -> AttentionForm:
     """A form that is good without being measured: so many blocks that a warp has two turns or
-    more, and no more of them than keep the device busy."""
+    more, and no more of them than keep the device busy. Few keys are rather read twice, each time
+    for half of the queries, than that multiprocessors are idle."""
     shape = _Shape(request)
     rows = request.rows or 1
     held = max(shape.key_packs, shape.value_packs) * shape.each
@@ -126,6 +127,8 @@ def default_form(request: Attention, gpu: Gpu) -> AttentionForm:
     ):  # fmt: skip
         blocks *= 2
     warps = 4 if tiles <= 16 * blocks else MOST_WARPS
+    if warps == 4 and rows > chunks and 2 * units * blocks <= gpu.multiprocessors:
+        chunks *= 2
     return AttentionForm(-(-rows // chunks), keys, warps, blocks)
 
 

@@ -87,7 +87,7 @@ def gemv(
         return Tiles(work, gpu, form, early).kernel(label)
     writer = _Gemv(work, gpu, form, early)
     writer.write()
-    return writer.w.kernel(label, writer.resident), writer.launch()
+    return writer.w.kernel(label), writer.launch()
 
 
 def _refusal(work: Joint, gpu: Gpu) -> str | None:
@@ -223,7 +223,10 @@ class _Gemv:
         """As many blocks as there can be at once, if there is work for them."""
         most = self.resident * self.w.gpu.multiprocessors
         per_block = self.groups * self.form.rows
-        return Launch(self.threads, per_block, (self.matmul.n,), most=most, early=self.early)
+        return Launch(
+            self.threads, per_block, (self.matmul.n,), most=most, early=self.early,
+            resident=self.resident, room=self.resident,
+        )  # fmt: skip
 
     def write(self) -> None:
         """Both versions, one of which runs."""

@@ -46,14 +46,15 @@ class Gpu(Machine):
 
 _CHIPS = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 """Those we write code for. A chip that is not here runs what was written for one before it."""
+_VERSIONS = dict.fromkeys(_CHIPS[:4], "+ptx74") | {(9, 0): "+ptx80"}
 
 
 def describe(capability: tuple[int, int], multiprocessors: int) -> Gpu:
     """A GPU from what the driver says of it. The version of PTX is the oldest that knows all we
-    write for that chip, so that older drivers take it too; from 8.9 on that is LLVM's choice."""
+    write for that chip, so that older drivers take it too; for the newest that is LLVM's choice."""
     major, minor = max((c for c in _CHIPS if c <= capability), default=_CHIPS[0])
     return Gpu(
-        f"sm_{major}{minor}", "+ptx74" if (major, minor) < (8, 9) else "",
+        f"sm_{major}{minor}", _VERSIONS.get((major, minor), ""),
         bits=32, fma=True, arch="nvptx",
         capability=(major, minor), multiprocessors=multiprocessors,
     )  # fmt: skip
@@ -71,28 +72,29 @@ _LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
 _REGISTER = "llvm.nvvm.read.ptx.sreg"
 SHARED, MOST_SHARED = 48 * 1024, 227 * 1024
 """Bytes of shared memory that a block has, and that it can ask for."""
-RESIDENT = "resident"
-"""An attribute of a kernel's function: so many blocks are to have room in a multiprocessor at once.
-Without it the driver's assembler and its linker spend registers as they like, each otherwise."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """What one launch runs: kernels side by side, with blocks of so many threads. Its parameters
-    are, for each kernel, the number of its blocks and its words."""
+    are, for each kernel, the number of its blocks and its words. So many `resident` blocks are to
+    have room in a multiprocessor at once; without that the driver's assembler and its linker spend
+    registers as they like, each otherwise."""
 
     kernels: tuple[Kernel, ...]
     block: int
+    resident: int = 0
 
     @cached_property
     def name(self) -> str:
         """The name of the function that is launched."""
+        size = f"{self.block}x{self.resident}" if self.resident else str(self.block)
         if len(self.kernels) == 1:
-            return f"{self.kernels[0].entry}_{self.block}"
+            return f"{self.kernels[0].entry}_{size}"
         names = " ".join(k.entry for k in self.kernels)
         label = self.kernels[0].entry.rpartition("_")[0]
         mark = hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-        return f"{label}_and_{len(self.kernels) - 1}_{mark}_{self.block}"
+        return f"{label}_and_{len(self.kernels) - 1}_{mark}_{size}"
 
     def text(self) -> str:
         """The function that is launched."""
@@ -112,17 +114,10 @@ class Entry:
                 f"mine{k}:", run, "  ret void", f"next{k}:",
                 f"  %b{k + 1} = sub i64 %b{k}, %k{k}.blocks",
             ]  # fmt: skip
-        asked = {"maxntid": self.block, "minctasm": min(map(_resident, self.kernels))}
+        asked = {"maxntid": self.block, "minctasm": self.resident}
         notes = " ".join(f'"nvvm.{k}"="{n}"' for k, n in asked.items() if n)
         head = f"define ptx_kernel void @{self.name}({', '.join(parameters)}) {notes} {{"
         return "\n".join([head, *lines, "}\n"])
-
-
-def _resident(kernel: Kernel) -> int:
-    """The blocks that are to have room at once, 0 where that does not matter."""
-    head = kernel.text[kernel.text.rindex("define ") :].split("\n", 1)[0]
-    found = re.search(rf'"{RESIDENT}"="(\d+)"', head)
-    return int(found[1]) if found else 0
 
 
 def module_text(entries: Sequence[Entry]) -> str:

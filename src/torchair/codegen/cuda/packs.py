@@ -291,11 +291,27 @@ def top_exponent(dtype: Element) -> int:
 
 def largest(w: GpuWriter, dtype: Element, registers: Sequence[str]) -> str:
     """The bits of the largest absolute value, as of a float32; NaN is larger than all others."""
+    if BYTES[dtype] == 2:
+        registers = [_largest_pair(w, registers)]
     found = "0"
     for x in (x for r in registers for x in unpacked(w, dtype, r)):
         bits = w(f"and i32 {w(f'bitcast float {x} to i32')}, {0x7FFFFFFF}")
         found = largest_of(w, found, bits)
     return found
+
+
+def _largest_pair(w: GpuWriter, registers: Sequence[str]) -> str:
+    """The largest numbers of two columns, without sign: they compare as their bits do."""
+    pair, found = "<2 x i16>", ""
+    for r in registers:
+        own = w(f"bitcast i32 {w(f'and i32 {r}, {0x7FFF7FFF}')} to {pair}")
+        found = w.call(pair, "llvm.umax.v2i16", (pair, found), (pair, own)) if found else own
+    return w(f"bitcast {pair} {found} to i32")
+
+
+def largest_of_warp(w: GpuWriter, x: str) -> str:
+    """The largest of the numbers without sign that the threads of a warp have."""
+    return w.call("i32", "llvm.nvvm.redux.sync.umax", ("i32", x), ("i32", "-1"))
 
 
 def largest_of(w: GpuWriter, a: str, b: str) -> str:

@@ -36,6 +36,7 @@ from torchair.codegen.cuda.packs import (
     gather_pack,
     largest,
     largest_of,
+    largest_of_warp,
     limited,
     load_pack,
     multiplied,
@@ -107,9 +108,9 @@ class Tiles:
         per_block = self.form.warps // self.form.split
         launch = Launch(
             self.threads, per_block, (self.cut.tiles,), shared=self.asked, most=most,
-            early=self.early, even=False,
+            early=self.early, even=False, resident=resident, room=self.cut.room,
         )  # fmt: skip
-        return w.kernel(label, resident), launch
+        return w.kernel(label), launch
 
     def _body(self) -> None:
         w = self.w
@@ -323,9 +324,7 @@ class _Digits:
             turns = range(-(-self.cut.part // (EACH * WARP)))
             numbers = [w.add(t.lane, str(turn * WARP)) for turn in turns]
             loaded = [self._loaded(row, number, packs) for number in numbers]
-            top = largest(w, t.dtype, [x for each in loaded for x in each])
-            for distance in (16, 8, 4, 2, 1):
-                top = largest_of(w, top, w.shuffled(top, "i32", distance))
+            top = largest_of_warp(w, largest(w, t.dtype, [x for each in loaded for x in each]))
             finite = w(f"icmp ult i32 {top}, {0x7F800000}")
             scale, *backs = self._scales(top, finite)
             found += backs

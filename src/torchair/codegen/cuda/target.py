@@ -167,7 +167,7 @@ class CudaTarget:
 def entry_alone(made: Generated) -> Entry:
     """A launch of one kernel."""
     assert made.launch is not None
-    return Entry((made.kernel,), made.launch.block)
+    return Entry((made.kernel,), made.launch.block, made.launch.resident)
 
 
 def _packs(request: Request) -> Mapping[int, Pack]:

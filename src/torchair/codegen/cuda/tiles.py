@@ -187,10 +187,15 @@ class Cut:
 
     def resident(self, gpu: Gpu) -> int:
         """About how many blocks a multiprocessor has room and work for."""
-        threads = self.warps * WARP
         wanted = -(-self.tiles * self.split // (self.warps * gpu.multiprocessors))
+        return max(1, min(wanted, self.room))
+
+    @property
+    def room(self) -> int:
+        """About how many blocks a multiprocessor has room for."""
+        threads = self.warps * WARP
         fitting = _REGISTERS // (min(self.registers, 255) * threads)
-        return max(1, min(wanted, fitting, _THREADS // threads, MOST_SHARED // self.shared))
+        return max(1, min(fitting, _THREADS // threads, MOST_SHARED // self.shared))
 
     @property
     def meeting(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchair.codegen.cuda.jit import RESIDENT, WARP, Gpu
+from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.numbers import Element, Size, Word
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import BITS, KernelWriter, is_float
@@ -168,11 +168,10 @@ class GpuWriter(KernelWriter):
 
     # ---- the kernel ----
 
-    def kernel(self, label: str, resident: int = 0) -> Kernel:
-        """The finished kernel, of which `resident` blocks are to have room at once."""
+    def kernel(self, label: str) -> Kernel:
+        """The finished kernel."""
         words = dict(sorted(self._words.items()))
         given = ", ".join(["i64 %block", "i64 %blocks", *(f"{t} %w{k}" for k, t in words.items())])
-        notes = f'alwaysinline "{RESIDENT}"="{resident}"' if resident else "alwaysinline"
-        own = self.text(f"internal void @ENTRY({given})", notes)
+        own = self.text(f"internal void @ENTRY({given})", "alwaysinline")
         text = "".join([self._zeros, *self._shared, *self._helpers.values(), own])
         return Kernel.of(label, text, self.declared.values(), words)

@@ -321,7 +321,7 @@ class Launches(NativePart):
         shared: _Shared = plan.outlines[key]
         self.outline, self.faults, groups = shared.outline, shared.faults, shared.groups
         values = self._values(memory)
-        entries = [entry_of(group) for group in groups]
+        entries = [entry_of(group, self._library.machine) for group in groups]
         errors = self._library.add(entries)
         if errors:
             self._refuse(entries, errors)
@@ -343,7 +343,7 @@ class Launches(NativePart):
         for entry in entries:
             if entry.name not in errors:
                 continue
-            alone = [Entry((k,), entry.block) for k in entry.kernels]
+            alone = [Entry((k,), entry.block, entry.resident) for k in entry.kernels]
             found = self._library.add(alone)
             found = found or {e.name: errors[entry.name] for e in alone}
             broken |= {e.kernels[0].entry: found[e.name] for e in alone if e.name in found}
@@ -409,9 +409,15 @@ def native_part(steps: Sequence[Step], memory: Memory, threads: int) -> NativePa
     return Launches(steps, memory, cuda(place.index or 0))
 
 
-def entry_of(bundle: Bundle) -> Entry:
-    """What a launch runs."""
-    return Entry(tuple(j.kernel for j in bundle), bundle[0].launch.block)
+def entry_of(bundle: Bundle, gpu: Gpu) -> Entry:
+    """What a launch runs. Blocks of kernels side by side are to run all at once, if there is room
+    for as many: they would make the rows of their products anew in a second turn."""
+    launches = [job.launch for job in bundle]
+    resident = min(launch.resident for launch in launches)
+    if resident and len(launches) > 1:
+        wanted = -(-sum(launch.most_blocks for launch in launches) // gpu.multiprocessors)
+        resident = max(resident, min(wanted, *(launch.room for launch in launches)))
+    return Entry(tuple(j.kernel for j in bundle), launches[0].block, resident)
 
 
 def _noted(count: int) -> torch.Tensor:
@@ -439,7 +445,7 @@ class DryRun:
 
     def ptx(self, launch: Bundle) -> str:
         """What the driver would get for a launch."""
-        return ptx([entry_of(launch)], self.gpu)
+        return ptx([entry_of(launch, self.gpu)], self.gpu)
 
 
 def dry_run(

@@ -162,8 +162,9 @@ class Stage:
         key = word, pack, turn
         if key not in self._packed:
             first = self._packed.get((word, pack, 0))
-            made = self._content(self._constants[word], pack) if first is None else first
-            self._packed[key] = made if turn == 0 else _another(made, pack)
+            if first is None:
+                first = self._content(self._constants[word], pack).to(self._device)
+            self._packed[key] = first if turn == 0 else _another(first, pack)
         return self._packed[key]
 
     def clear(self) -> None:
