@@ -28,6 +28,7 @@ from models import (
 from tolerance import assert_close_to_reference
 from torchair.capture.base import ArgumentKinds, CaptureOptions, ToCapture
 from torchair.capture.cuda import DeviceSubstrate
+from torchair.capture.updates import Updates
 from torchair.errors import CaptureError
 from torchair.ops import npu_print
 
@@ -294,7 +295,7 @@ def refused(forward: Any, *args: Any) -> CaptureError:
         "graph_1", forward, list(args), ArgumentKinds(users=users), CaptureOptions()
     )
     with torch.no_grad(), pytest.raises(CaptureError) as failed:
-        DeviceSubstrate(CUDA).capture(request)
+        DeviceSubstrate(CUDA, None, Updates()).capture(request)
     as_good_as_new()
     return failed.value
 
@@ -325,7 +326,7 @@ def test_a_refused_graph_has_changed_nothing():
     request = ToCapture("graph_1", forward, [random(4), state], kinds, CaptureOptions())
     generator = torch.cuda.get_rng_state()
     with pytest.raises(CaptureError):
-        DeviceSubstrate(CUDA).capture(request)
+        DeviceSubstrate(CUDA, None, Updates()).capture(request)
     assert torch.equal(state, before)
     assert torch.equal(torch.cuda.get_rng_state(), generator)
 
