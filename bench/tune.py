@@ -128,6 +128,7 @@ def main() -> None:
     warn_if_busy()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.work_path or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         outcomes = {}
         for name in chosen(options.only):
             outcomes[name] = contest(name, folder, options.processor)
