@@ -12,17 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from torchair.codegen.numbers import (
-    SHORT_FLOATS,
-    Element,
-    Int,
-    Number,
-    Size,
-    Word,
-    is_known,
-    register_type,
-    value_of,
-)
+from torchair.codegen import numbers
+from torchair.codegen.numbers import Element, Int, Size, Word, is_known, value_of
 
 Operator = Literal[
     "add", "sub", "mul", "div", "neg", "abs", "min", "max", "eq", "ne", "lt", "le", "gt", "ge",
@@ -124,7 +115,9 @@ def const(value: float | int | bool, dtype: Element) -> Expr:
 
 def size(value: Int) -> Expr:
     """A size as an i64 value."""
-    return const(value, "i64") if not isinstance(value, Number) else Expr("size", "i64", data=value)
+    if isinstance(value, numbers.Number):
+        return Expr("size", "i64", data=value)
+    return const(value, "i64")
 
 
 def axis(number: int) -> Expr:
@@ -134,7 +127,7 @@ def axis(number: int) -> Expr:
 
 def cast(x: Expr, dtype: Element) -> Expr:
     """A value in another type, as C converts; bf16 and f16 mean f32 here."""
-    dtype = register_type(dtype)
+    dtype = numbers.register_type(dtype)
     if x.dtype == dtype:
         return x
     if x.kind == "const":
@@ -145,7 +138,7 @@ def cast(x: Expr, dtype: Element) -> Expr:
 def narrowed(x: Expr, dtype: Element) -> Expr:
     """A value rounded as it would be in memory of a type, where that is a short float."""
     known = x.kind == "const" or (x.kind == "load" and x.data.dtype == dtype)
-    if dtype not in SHORT_FLOATS or known or (x.kind == "narrow" and x.data == dtype):
+    if dtype not in numbers.SHORT_FLOATS or known or (x.kind == "narrow" and x.data == dtype):
         return x
     return Expr("narrow", "f32", (x,), dtype)
 
@@ -256,7 +249,7 @@ def store(place: Access, x: Expr) -> Store:
 
 def load(place: Access) -> Expr:
     """The value there; bf16 and f16 become f32."""
-    return Expr("load", register_type(place.dtype), data=place)
+    return Expr("load", numbers.register_type(place.dtype), data=place)
 
 
 # ---- walking ----

@@ -11,26 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchair.configs.options import (
-    ALL_MODES,
-    CAPTURE_MODES,
-    INT64_MAX,
-    DictOptionValue,
-    FileValue,
-    IntListValue,
-    IntRangeValue,
-    MustExistedFileAddr,
-    MustExistedPathValue,
-    OpenSection,
-    OptionValue,
-    PlainSection,
-    RawValue,
-    RegexValue,
-    Section,
-    StrOptionValue,
-    flag,
-    or_else,
-)
+from torchair.configs import options
+from torchair.configs.options import ALL_MODES, CAPTURE_MODES, OptionValue, Section, flag, or_else
 from torchair.process import world
 
 # fmt: off: each declaration is a row of a table
@@ -89,7 +71,7 @@ class DataDumpConfig(_PathDump):
 
     type = OptionValue(None, ["npy"]).doc(
         "both", "works (the graph is interpreted node by node instead of compiled)")
-    filter = RawValue(None).doc(
+    filter = options.RawValue(None).doc(
         "both", "works (a function from a node to the node to show, or to None to skip it)")
 
 
@@ -137,7 +119,8 @@ class AclgraphDebugConfig(Section):
     enable_output_clone = flag(False).emits(modes=ALL_MODES).flat("clone_output").doc(
         "capture", "works (results belong to the caller anyway; this overrules `share_results`)")
     static_capture_size_limit = (
-        IntRangeValue(64, 1, INT64_MAX).emits(modes=ALL_MODES).flat("capture_limit").doc("capture")
+        options.IntRangeValue(64, 1, options.INT64_MAX)
+        .emits(modes=ALL_MODES).flat("capture_limit").doc("capture")
     )
     clone_input = flag(True).emits(modes=ALL_MODES).flat("clone_input").ineffective(False).doc(
         "capture")
@@ -157,7 +140,7 @@ class AclgraphDebugConfig(Section):
     share_results = flag(False).flat("share_results").doc(
         "capture", "works (ours, not of the original): results stay in the memory of the graph, "
         "and the next call overwrites them, see [capture.md](capture.md#results)")
-    capture_warmups = IntRangeValue(0, 0, INT64_MAX).doc(
+    capture_warmups = options.IntRangeValue(0, 0, options.INT64_MAX).doc(
         "capture", "works (so many runs without capture before the first one)")
 
 
@@ -193,17 +176,17 @@ class ExportExperimentalConfig(Section):
     enable_lite_export = flag(False).for_export(": a warning: there are no lite converters here")
 
 
-class ExportConfig(OpenSection):
+class ExportConfig(options.OpenSection):
     """What ``dynamo_export`` notes down for the compilation it starts."""
 
     export_mode = flag(False).for_export(", which sets it", idle=None)
-    export_path_dir = StrOptionValue("./").emits(when="export_mode").for_export(
+    export_path_dir = options.StrOptionValue("./").emits(when="export_mode").for_export(
         ", which sets it: where files go")
-    export_name = StrOptionValue(None).emits(when="export_mode").for_export(
+    export_name = options.StrOptionValue(None).emits(when="export_mode").for_export(
         ", which sets it: the name of the `.air` file")
-    weight_name = DictOptionValue(None).for_export(
+    weight_name = options.DictOptionValue(None).for_export(
         ", which sets it: names of weights by the `id` of their tensors")
-    inputs_name = RawValue(None).for_export(
+    inputs_name = options.RawValue(None).for_export(
         ": a list of names for the inputs of the file, in the order of `forward`")
     experimental = ExportExperimentalConfig()
 
@@ -235,7 +218,7 @@ class DumpConfig(Section):
             "capture modes see [npugraph_ex.md](npugraph_ex.md#dumps)")
     )
     dump_path = (
-        MustExistedPathValue("./")
+        options.MustExistedPathValue("./")
         .emits("ge.exec.dumpPath", **_DUMPED, encode=rank_directory, field="dump.path")
         .emits("aclgraph.dumpPath", **_DUMPED, modes=CAPTURE_MODES, encode=rank_directory)
         .flat("data_dump_dir").doc("both")
@@ -251,11 +234,11 @@ class DumpConfig(Section):
             "tensors before quantisation are always there)")
     )
     dump_step = (
-        RegexValue("", _STEPS, "steps and ranges joined by bars, like 0|2-5")
+        options.RegexValue("", _STEPS, "steps and ranges joined by bars, like 0|2-5")
         .emits("ge.exec.dumpStep", **_DUMPED, encode=or_else(None), field="dump.step").doc("GE")
     )
     dump_layer = (
-        RegexValue("", _LAYERS, "operator names separated by spaces")
+        options.RegexValue("", _LAYERS, "operator names separated by spaces")
         .emits("ge.exec.dumpLayer", **_DUMPED, encode=or_else(None), field="dump.layer").doc(
             "GE", "works (names or types of nodes; united with the types of nodes inside "
             "`scope.data_dump()`)")
@@ -266,7 +249,7 @@ class DumpConfig(Section):
         .doc("GE", "works (`stats` writes one `stats.csv` for each run)")
     )
     dump_config_path = (
-        MustExistedFileAddr(None).emits("ge_dump_with_acl_config", scope="global").idle(
+        options.MustExistedFileAddr(None).emits("ge_dump_with_acl_config", scope="global").idle(
             "GE", "the file is for the runtime of an NPU", "(dumps of single operators, overflow, "
             "watcher); a warning says so")
     )
@@ -277,10 +260,10 @@ class DumpConfig(Section):
     )
 
 
-class AclgraphConfig(PlainSection):
+class AclgraphConfig(options.PlainSection):
     """``use_custom_pool`` is the handle of a memory pool that the user owns, or None."""
 
-    use_custom_pool = RawValue(None, accepts="graph pool handle or None").doc(
+    use_custom_pool = options.RawValue(None, accepts="graph pool handle or None").doc(
         "capture", "works (a handle as `graph_pool_handle()` of the device gives it: a pair of "
         "int, one of them 0)").flat("use_graph_pool")
 
@@ -323,22 +306,22 @@ class AclgraphExperimentalConfig(Section):
         _static_kernel(flag(False)).flat("static_kernel_compile").ineffective(True)
     )
     _aclnn_static_shape_kernel_build_dir = (
-        _static_kernel(StrOptionValue(None), encode=or_else("")).ineffective()
+        _static_kernel(options.StrOptionValue(None), encode=or_else("")).ineffective()
     )
     _aclnn_static_shape_kernel_sym_value_range = (
-        _static_kernel(IntListValue(None)).flat("_vllm_aclnn_static_kernel_sym_range")
+        _static_kernel(options.IntListValue(None)).flat("_vllm_aclnn_static_kernel_sym_range")
     )
-    _aclnn_static_shape_kernel_sym_index = (
-        _static_kernel(IntRangeValue(0, 0, INT64_MAX)).flat("_vllm_aclnn_static_kernel_sym_index")
-    )
+    _aclnn_static_shape_kernel_sym_index = _static_kernel(
+        options.IntRangeValue(0, 0, options.INT64_MAX)
+    ).flat("_vllm_aclnn_static_kernel_sym_index")
     _disable_static_kernel_compile_cache = flag(False).idle("capture", _SINGLE_SHAPES).flat(
         "disable_static_kernel_compile_cache", own=True)
     _super_kernel_optimize = _super_kernel(flag(False)).flat("super_kernel_optimize")
     _super_kernel_optimize_options = (
-        _super_kernel(DictOptionValue(None)).flat("super_kernel_optimize_options")
+        _super_kernel(options.DictOptionValue(None)).flat("super_kernel_optimize_options")
     )
     _super_kernel_debug_options = (
-        _super_kernel(DictOptionValue(None)).flat("super_kernel_debug_options")
+        _super_kernel(options.DictOptionValue(None)).flat("super_kernel_debug_options")
     )
 
 
@@ -362,8 +345,9 @@ class ExperimentalConfig(Section):
             "capture modes the addresses of parameters are no part of the graph key")
     )
     static_model_ops_lower_limit = (
-        IntRangeValue(None, -1, INT64_MAX).emits("ge.exec.static_model_ops_lower_limit")
-        .ineffective().idle("GE", "graphs are not split into parts of fixed and of varying sizes")
+        options.IntRangeValue(None, -1, options.INT64_MAX)
+        .emits("ge.exec.static_model_ops_lower_limit").ineffective()
+        .idle("GE", "graphs are not split into parts of fixed and of varying sizes")
     )
     jit_compile = (
         OptionValue("auto", ["auto"]).emits("ge.jit_compile", encode={"auto": "2"}.get)
@@ -405,7 +389,7 @@ class ExperimentalConfig(Section):
         "both", "works (ours, not of the original): `False` neither looks for kernels of this "
         "graph [on disk](deploy.md#kernels-on-disk) nor keeps them, as the environment variable "
         "`TORCHAIR_KERNEL_CACHE=0` does for all graphs")
-    tuned_kernels = FileValue(None).emits("torchair.tunedKernels", field="tuned").doc(
+    tuned_kernels = options.FileValue(None).emits("torchair.tunedKernels", field="tuned").doc(
         "both", "works (ours, not of the original): results of [tuning](tuning.md) that kernels "
         "are made by, as the environment variable `TORCHAIR_TUNED=<file>` does for all graphs")
     aclgraph = AclgraphExperimentalConfig()
@@ -447,13 +431,14 @@ class GeConfig(Section):
             "after each graph")
     )
     aicore_num = (
-        StrOptionValue(None)
+        options.StrOptionValue(None)
         .emits("ge.aicoreNum", scope="global", field="cores", decode=or_else("")).ineffective().doc(
             "GE", "works: the cores that `debug.deadlock_check` counts with; nothing else divides "
             "cores here")
     )
     optimization_switch = (
-        StrOptionValue(None).emits("ge.optimizationSwitch", scope="global", field="switches")
+        options.StrOptionValue(None)
+        .emits("ge.optimizationSwitch", scope="global", field="switches")
         .doc("GE", "works (switches engine passes, rules, [patterns](patterns.md) and the joining "
             "of kernels by name, like `PassA:on;AutomaticUbFusion:off`). Names of CANN are known; "
             "a name that switches nothing is warned about, once").ineffective()
@@ -464,7 +449,7 @@ class FusionConfig(Section):
     """A JSON file that switches fusion passes by name."""
 
     fusion_switch_file = (
-        FileValue(None).emits("ge.fusionSwitchFile", scope="global", field="switch_file")
+        options.FileValue(None).emits("ge.fusionSwitchFile", scope="global", field="switch_file")
         .ineffective().doc("GE", "works for [patterns](patterns.md), by name or `ALL`")
     )
 
@@ -475,9 +460,9 @@ class AoeConfig(Section):
     aoe_mode = OptionValue(None, ["2"]).emits(when="aoe_mode", field="tune_mode").doc(
         "both", "works on CPU and CUDA: forms of kernels are measured when a graph of fixed sizes "
         "is compiled, see [tuning.md](tuning.md)")
-    work_path = MustExistedPathValue("./").emits(when="aoe_mode", field="tune").doc(
+    work_path = options.MustExistedPathValue("./").emits(when="aoe_mode", field="tune").doc(
         "both", "works: the folder of `torchair_tuned.sqlite`, where results are kept")
-    aoe_config_file = FileValue(None).emits(when="aoe_mode", field="tune_file").doc(
+    aoe_config_file = options.FileValue(None).emits(when="aoe_mode", field="tune_file").doc(
         "both", "works: a JSON file that says what is tuned, see "
         "[tuning.md](tuning.md#restricting-it)")
 

@@ -16,15 +16,9 @@ import torch
 
 from torchair.errors import GraphError
 from torchair.ge import attrs as attr
+from torchair.ge import dtypes
 from torchair.ge.attrs import KINDS, Attr
-from torchair.ge.dtypes import (
-    FLOAT_TYPES,
-    INT_TYPES,
-    ConverterErrorMsg,
-    DataType,
-    ge_to_torch,
-    torch_to_ge,
-)
+from torchair.ge.dtypes import ConverterErrorMsg, DataType, torch_to_ge
 from torchair.ge.graph import BuilderCall, Fact, Graph, Node, Slot, Value, get_default_ge_graph
 from torchair.ge.prototypes import AttrSpec, Port, Prototype, prototype
 from torchair.ge.shapes import Dim, Sym, symbol
@@ -53,7 +47,7 @@ def Const(
 
 def const_tensor(v: Any, dtype: int | None = None) -> torch.Tensor:
     """The tensor that a constant of this Python value holds."""
-    target = None if dtype is None else ge_to_torch(dtype)
+    target = None if dtype is None else dtypes.ge_to_torch(dtype)
     if isinstance(v, torch.Tensor):
         tensor = v.detach()
         return (tensor if target is None else tensor.to(target)).contiguous()
@@ -308,9 +302,9 @@ def _const_dtype(proto: Prototype, port: Port, value: Any, types: set[int]) -> i
     if port.is_index:
         return max(port.types) if value not in ([], ()) else DataType.DT_INT32
     if plain is torch.float32:
-        return _single(proto, types & FLOAT_TYPES, DataType.DT_FLOAT)
+        return _single(proto, types & dtypes.FLOAT_TYPES, DataType.DT_FLOAT)
     if plain is torch.int64:
-        return _single(proto, types & INT_TYPES, DataType.DT_INT64)
+        return _single(proto, types & dtypes.INT_TYPES, DataType.DT_INT64)
     return torch_to_ge(plain)
 
 

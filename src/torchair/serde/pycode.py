@@ -24,16 +24,8 @@ from torchair.ge.build import Clone, Data, builder, const_tensor
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import INPUTS, BuilderCall, Graph, Infer, Node, Origin, Value, topological
 from torchair.ge.shapes import on_wire, symbol
-from torchair.serde.literals import (
-    INTERFACE,
-    NOT_COMPARED,
-    evaluate,
-    form_of,
-    literal,
-    quoted,
-    refusal,
-    same_attr,
-)
+from torchair.serde import literals
+from torchair.serde.literals import quoted, refusal
 from torchair.serde.proto import default_content
 from torchair.store import FilePath
 
@@ -109,7 +101,7 @@ class _Program:
         return self.names[value]
 
     def keywords(self, arguments: dict[str, Any]) -> list[str]:
-        return [_keyword(k, literal(v, self.variable)) for k, v in arguments.items()]
+        return [_keyword(k, literals.literal(v, self.variable)) for k, v in arguments.items()]
 
     def results(self, result: Any) -> str:
         """Left side of a call: a name, `[a, b]`, `[a, b], c` or `_`."""
@@ -123,7 +115,7 @@ class _Program:
 
     def line(self, call: BuilderCall, node: Node | None, shown: dict[str, Any]) -> None:
         """A call, which makes that node and shows these attributes of it."""
-        args = [literal(a, self.variable) for a in call.args] + self.keywords(call.kwargs)
+        args = [literals.literal(a, self.variable) for a in call.args] + self.keywords(call.kwargs)
         self.lines.append(f"{self.results(call.result)} = ge.{call.builder}({', '.join(args)})")
         if node is not None:
             self.taken.add(node.name)
@@ -215,7 +207,7 @@ class _Program:
 
     def node(self, node: Node) -> None:
         """One line for a node, from what it is now."""
-        call, shown = form_of(node)
+        call, shown = literals.form_of(node)
         if call.builder == "NetOutput" and self.lines:
             self.comment("")
         self.line(call, node, shown)
@@ -252,7 +244,7 @@ class _Program:
                 self.lines.append(f"{_GRAPH}.set_attr({shown})")
 
     def is_hidden(self, node: Node, name: str, attr: Attr) -> bool:
-        if name in NOT_COMPARED:
+        if name in literals.NOT_COMPARED:
             return False
         shown = self.attrs[node].get(name)
         if shown is None:
@@ -263,10 +255,10 @@ class _Program:
                 shown = Attr(attr.kind, torch_to_ge(shown) if code else shown)
             except (TypeError, ValueError, KeyError):
                 return True
-        return not same_attr(shown, attr)
+        return not literals.same_attr(shown, attr)
 
     def graph_attrs(self) -> None:
-        attrs = {k: a for k, a in sorted(self.graph.attrs.items()) if k not in INTERFACE}
+        attrs = {k: a for k, a in sorted(self.graph.attrs.items()) if k not in literals.INTERFACE}
         if attrs:
             self.lines.append(f"{_GRAPH}.attrs.update({', '.join(self.keywords(attrs))})")
 
@@ -421,7 +413,7 @@ class _Interpreter:
             if isinstance(root, ast.Name) and root.id == "ge":
                 args, kwargs = self.arguments(tree)
                 return _function(path, tree)(*args, **kwargs)
-        return evaluate(tree)
+        return literals.evaluate(tree)
 
     def mapping(self, tree: ast.Dict) -> dict[str, Any]:
         found = {}

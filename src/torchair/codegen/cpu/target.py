@@ -8,19 +8,10 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from torchair.codegen import target
 from torchair.codegen.cpu.driver import entry_point, filler
 from torchair.codegen.cpu.jit import Library, assembly, compile_all, host
 from torchair.codegen.numbers import largest
-from torchair.codegen.target import (
-    ANY_ROWS,
-    AS_EVER,
-    BY_TORCH,
-    Choices,
-    Declined,
-    Generated,
-    Kernel,
-    Way,
-)
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
@@ -38,7 +29,7 @@ class CpuTarget:
     channels_last = True  # vectors lie along the channels then
     piecewise = True
     resizes = True
-    quantised = ANY_ROWS
+    quantised = target.ANY_ROWS
     library_channels_last = False
     overlaps = False
 
@@ -85,32 +76,34 @@ class CpuTarget:
             return "this generator is for float32, bfloat16 and float16"
         return None
 
-    def choices(self, request: Request) -> Choices:
+    def choices(self, request: Request) -> target.Choices:
         """What may be chosen for a kernel."""
         from torchair.codegen.cpu.generators import GENERATORS
 
         return GENERATORS[type(request)][1](request, self.library.machine)
 
-    def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
+    def generate(
+        self, request: Request, label: str, way: target.Way = target.AS_EVER
+    ) -> target.Generated:
         """The kernel of a request."""
         from torchair.codegen.cpu.generators import GENERATORS
 
-        if way == BY_TORCH:
-            raise Declined("torch's kernel was measured to be faster")
+        if way == target.BY_TORCH:
+            raise target.Declined("torch's kernel was measured to be faster")
         machine = self.library.machine
         if bits := way.number("bits", 0):
             machine = replace(machine, bits=bits)
         return GENERATORS[type(request)][0](request, machine, label, way)
 
-    def compile(self, kernels: Sequence[Kernel]) -> None:
+    def compile(self, kernels: Sequence[target.Kernel]) -> None:
         """Make machine code of those that are new."""
         compile_all(self.library, kernels)
 
-    def compile_alone(self, made: Sequence[Generated]) -> None:
+    def compile_alone(self, made: Sequence[target.Generated]) -> None:
         """All kernels can be run by themselves."""
         self.compile([m.kernel for m in made])
 
-    def machine_text(self, generated: Generated) -> str:
+    def machine_text(self, generated: target.Generated) -> str:
         """Assembly of this processor."""
         return assembly(generated.kernel, self.library.machine)
 

@@ -14,19 +14,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
+from torchair.codegen.cuda import packs
 from torchair.codegen.cuda.jit import WARP, Gpu
-from torchair.codegen.cuda.packs import (
-    DTYPES,
-    PACK,
-    REGISTERS,
-    ZERO,
-    added,
-    fma,
-    gather_pack,
-    pack_elements,
-    stream_pack,
-    unpacked,
-)
+from torchair.codegen.cuda.packs import PACK, REGISTERS, ZERO
 from torchair.codegen.cuda.softmax import LOWEST, Part, Parts, Softmax, State
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.numbers import BYTES, Element, Size
@@ -92,14 +82,14 @@ def attention(
 
 def _refusal(request: Attention) -> str | None:
     """Why an attention is not served."""
-    if request.dtype not in DTYPES:
+    if request.dtype not in packs.DTYPES:
         return f"attention over {request.dtype}"
     if not isinstance(request.length, int) or not 1 <= request.length <= MOST_QUERIES:
         return f"attention of {request.length} queries"
     group, heads = request.group, request.kv_heads
     if not group or not isinstance(heads, int) or request.heads != group * heads:
         return f"{request.heads} heads over {heads}"
-    each = pack_elements(request.dtype)
+    each = packs.pack_elements(request.dtype)
     for width in (request.width, request.value_width):
         if not 1 <= width <= WIDEST or width % each:
             return f"heads of {width} features"
@@ -146,7 +136,7 @@ class _Shape:
     """How the features of a head lie in the lanes of a team."""
 
     def __init__(self, request: Attention) -> None:
-        self.each = pack_elements(request.dtype)
+        self.each = packs.pack_elements(request.dtype)
         keys, values = request.width // self.each, request.value_width // self.each
         self.team = min(WARP, 1 << (max(keys, values) - 1).bit_length())
         self.teams = WARP // self.team  # of a warp
@@ -235,18 +225,18 @@ class _Attention:
         w, form = self.w, self.form
         first = w.add(w.mul(self.rank, str(form.warps)), self.warp)
         step = form.warps * form.blocks
-        packs, masks = self._packs(first), self._masks(first)
+        loaded, masks = self._packs(first), self._masks(first)
         self.queries = [self._query(row) for row in range(self.rows)]
         state = State.empty(self.rows, self.shape.value_packs * self.shape.each)
         kind = memory_element(self.request.mask) if self.request.mask else ""
-        carried = [*(("i32", x) for x in packs), *((kind, x) for x in masks)]
+        carried = [*(("i32", x) for x in loaded), *((kind, x) for x in masks)]
         carried += [("float", x) for x in state.flat()]
         with w.loop(first, self.tiles, step, carried) as loop:
             after = w.add(loop.index, str(step))
             following = [*self._packs(after), *self._masks(after)]
             here = loop.carried[: len(following)]
             inside = state.like(loop.carried[len(following) :])
-            now = self._turn(loop.index, here[: len(packs)], here[len(packs) :], inside)
+            now = self._turn(loop.index, here[: len(loaded)], here[len(loaded) :], inside)
             loop.next = [*following, *now.flat()]
         state = state.like(loop.results[len(following) :])
         self._together(self.softmax.across(state, self.shape.team))
@@ -284,7 +274,7 @@ class _Attention:
         for k in range(-(-width // (shape.team * shape.each))):
             number = w.add(self.member, str(k * shape.team))
             found.append(w.chosen(self._inside(k, width), "i32", self._reader(rows, number)))
-        return _joined(_share(packs, r, rows) for r in range(len(rows)) for packs in found)
+        return _joined(_share(part, r, rows) for r in range(len(rows)) for part in found)
 
     def _inside(self, k: int, width: int) -> str | None:
         """Whether a row of so many features has a pack for this lane, its k-th one, an i1. None if
@@ -299,10 +289,11 @@ class _Attention:
         w, far = self.w, self.w.mul(number, str(PACK))
 
         def fast() -> list[str]:
-            return _joined(stream_pack(w, w.offset(row, "i8", far)) for row in rows)
+            return _joined(packs.stream_pack(w, w.offset(row, "i8", far)) for row in rows)
 
         def slow() -> list[str]:
-            return _joined(gather_pack(w, self.dtype, w.offset(row, "i8", far)) for row in rows)
+            starts = (w.offset(row, "i8", far) for row in rows)
+            return _joined(packs.gather_pack(w, self.dtype, start) for start in starts)
 
         return lambda: w.either(self.fits, "i32", fast, slow)
 
@@ -336,19 +327,19 @@ class _Attention:
 
     # ---- a turn ----
 
-    def _turn(self, tile: str, packs: list[str], masks: list[str], state: State) -> State:
+    def _turn(self, tile: str, loaded: list[str], masks: list[str], state: State) -> State:
         """Some keys of each team: their scores, and their values added up."""
         keys = self._keys(tile)
         half = len(keys) * self.shape.key_packs * REGISTERS
         scores = [
-            self._scores(key, self._floats(_share(packs[:half], k, keys)), _share(masks, k, keys))
+            self._scores(key, self._floats(_share(loaded[:half], k, keys)), _share(masks, k, keys))
             for k, key in enumerate(keys)
         ]
-        values = [self._floats(_share(packs[half:], k, keys)) for k in range(len(keys))]
+        values = [self._floats(_share(loaded[half:], k, keys)) for k in range(len(keys))]
         return self.softmax.add(state, scores, values)
 
-    def _floats(self, packs: Sequence[str]) -> list[str]:
-        return _joined(unpacked(self.w, self.dtype, register) for register in packs)
+    def _floats(self, registers: Sequence[str]) -> list[str]:
+        return _joined(packs.unpacked(self.w, self.dtype, register) for register in registers)
 
     def _scores(self, number: str, key: Sequence[str], masks: Sequence[str]) -> list[str]:
         """A key's scores, by row; minus infinity where it is not seen."""
@@ -373,8 +364,8 @@ class _Attention:
         """The product of a query and a key, for all lanes of the team."""
         w, parts = self.w, [ZERO, ZERO]
         for k, (a, b) in enumerate(zip(query, key, strict=True)):
-            parts[k % 2] = fma(w, a, b, parts[k % 2])
-        total, distance = added(w, parts), self.shape.team // 2
+            parts[k % 2] = packs.fma(w, a, b, parts[k % 2])
+        total, distance = packs.added(w, parts), self.shape.team // 2
         while distance:
             total = w(f"fadd float {total}, {w.shuffled(total, 'f32', distance)}")
             distance //= 2
@@ -384,7 +375,7 @@ class _Attention:
         w, dtype = self.w, self.request.mask
         if dtype is None or dtype == "f32":
             return raw
-        return unpacked(w, dtype, w(f"zext i16 {raw} to i32"))[0]
+        return packs.unpacked(w, dtype, w(f"zext i16 {raw} to i32"))[0]
 
     # ---- parts together ----
 

@@ -13,28 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchair.codegen.cuda import packs, prologue
 from torchair.codegen.cuda.jit import WARP, Gpu
-from torchair.codegen.cuda.packs import (
-    DTYPES,
-    PACK,
-    REGISTERS,
-    ZERO,
-    added,
-    fma,
-    folded,
-    load_pack,
-    pack_elements,
-    shared_pack,
-    stream_pack,
-    unpacked,
-)
-from torchair.codegen.cuda.prologue import (
-    MOST_SHARED,
-    Epilogue,
-    RowsOfA,
-    bytes_of_a,
-    prologue_refusal,
-)
+from torchair.codegen.cuda.packs import PACK, REGISTERS, ZERO
+from torchair.codegen.cuda.prologue import Epilogue, RowsOfA, bytes_of_a, prologue_refusal
 from torchair.codegen.cuda.quantised import Tiles
 from torchair.codegen.cuda.tiles import TileForm, default_tiles, quantised_refusal, tile_forms
 from torchair.codegen.cuda.writer import GpuWriter
@@ -93,7 +75,7 @@ def gemv(
 def _refusal(work: Joint, gpu: Gpu) -> str | None:
     """Why a product is not served."""
     matmul = work.product.matmul
-    if matmul.dtype not in DTYPES or matmul.batch != 1:
+    if matmul.dtype not in packs.DTYPES or matmul.batch != 1:
         return f"a batch of {matmul.batch} products of {matmul.dtype}"
     if not isinstance(matmul.m, int) or not 1 <= matmul.m <= MOST_ROWS:
         return f"{matmul.m} rows"
@@ -105,7 +87,7 @@ def _refusal(work: Joint, gpu: Gpu) -> str | None:
 
 def _plain_refusal(work: Joint, gpu: Gpu) -> str | None:
     matmul, partner = work.product.matmul, work.partner
-    each = pack_elements(matmul.dtype)
+    each = packs.pack_elements(matmul.dtype)
     row = matmul.a[1] if matmul.m != 1 else 0
     if matmul.a[2] != 1 or not isinstance(row, int) or row % each:
         return f"rows of A with strides {matmul.a}"
@@ -128,12 +110,12 @@ def default_form(matmul: MatMul, gpu: Gpu, pair: bool = False) -> GemvForm:
     """A form that is good without being measured. So many warps share a row that each lane has at
     most `STEPS` packs of it, fewer where it has several rows of A in registers; rows that are
     shorter are taken several at a time, as long as there is work for everybody."""
-    packs = _packs(matmul)
+    count = _packs(matmul)
     assert isinstance(matmul.m, int)
-    split = -(-packs // (STEPS if matmul.m <= 2 else STEPS // 2))
+    split = -(-count // (STEPS if matmul.m <= 2 else STEPS // 2))
     split = next((s for s in (1, 2, 4) if s >= split), min(split, 16))
     warps = 4 if 4 % split == 0 else split
-    steps, rows = -(-packs // split), 1
+    steps, rows = -(-count // split), 1
     while rows * 2 * steps * (1 + pair) <= STEPS and rows * 2 * matmul.m <= WARP:
         groups = warps // split * gpu.multiprocessors * 4
         if isinstance(matmul.n, int) and matmul.n < 2 * rows * groups:
@@ -170,21 +152,21 @@ def _is_sound(matmul: MatMul, form: GemvForm, matrices: int) -> bool:
     assert isinstance(matmul.m, int)
     busy = form.split <= _packs(matmul) and form.rows * matmul.m <= WARP
     room = _registers(matmul, form, matrices) <= 256 and form.warps <= 16
-    return busy and room and (form.held or bytes_of_a(matmul) <= MOST_SHARED)
+    return busy and room and (form.held or bytes_of_a(matmul) <= prologue.MOST_SHARED)
 
 
 def _packs(matmul: MatMul) -> int:
     """Packs of a row for each lane of a warp."""
     assert isinstance(matmul.k, int)
-    return -(-matmul.k // (pack_elements(matmul.dtype) * WARP))
+    return -(-matmul.k // (packs.pack_elements(matmul.dtype) * WARP))
 
 
 def _registers(matmul: MatMul, form: GemvForm, matrices: int) -> int:
     """About how many registers a thread needs."""
     assert isinstance(matmul.m, int)
     steps, results = -(-_packs(matmul) // form.split), matrices * form.rows
-    packs = steps * results * (2 if form.ahead else 1) + (steps * matmul.m if form.held else 4)
-    return -(-(28 + packs * REGISTERS + 2 * results * matmul.m) // 8) * 8
+    flying = steps * results * (2 if form.ahead else 1) + (steps * matmul.m if form.held else 4)
+    return -(-(28 + flying * REGISTERS + 2 * results * matmul.m) // 8) * 8
 
 
 def _resident(matmul: MatMul, form: GemvForm, matrices: int) -> int:
@@ -202,7 +184,7 @@ class _Gemv:
         self.matmul, self.form, self.early = product.matmul, form, early
         assert isinstance(self.matmul.m, int) and isinstance(self.matmul.k, int)
         self.m, self.k, self.dtype = self.matmul.m, self.matmul.k, self.matmul.dtype
-        self.each = pack_elements(self.dtype)
+        self.each = packs.pack_elements(self.dtype)
         if form.warps % form.split or form.rows * self.m > WARP:
             raise ValueError(f"{form} is no form for {self.m} rows")
         self.threads = form.warps * WARP
@@ -265,16 +247,16 @@ class _Gemv:
         mine = w.mul(group, str(form.rows))
         if self.early and not self.matmul.constant:
             w.wait()
-        packs = self._weights(w.add(first, mine))
+        loaded = self._weights(w.add(first, mine))
         if self.early and self.matmul.constant:
             w.wait()
         self.a.prepare(packs=True)
         held = [self._rows_of_a(s) for s in range(self.steps)] if form.held else []
         sums_of = _Meeting(w, self, part, group) if form.split > 1 else _Alone(w, self)
-        carried = [*(("i32", p) for p in packs), *sums_of.carried]
+        carried = [*(("i32", p) for p in loaded), *sums_of.carried]
         with w.loop(first, self.n, step, carried) as loop:
             row = w.add(loop.index, mine)
-            here, turn = loop.carried[: len(packs)], loop.carried[len(packs) :]
+            here, turn = loop.carried[: len(loaded)], loop.carried[len(loaded) :]
             following = self._weights(w.add(row, step)) if form.ahead else []
             point = self.epilogue.at(row, sums_of.value, form.rows, self.n)
             sums = self._sums(here, held)
@@ -302,8 +284,8 @@ class _Gemv:
 
     def _step_of_b(self, starts: Sequence[str], step: int) -> list[str]:
         def loaded() -> list[str]:
-            packs = [stream_pack(self.w, start, step * PACK * WARP) for start in starts]
-            return [x for pack in packs for x in pack]
+            found = [packs.stream_pack(self.w, start, step * PACK * WARP) for start in starts]
+            return [x for pack in found for x in pack]
 
         return self.w.chosen(self._inside(step), "i32", loaded)
 
@@ -320,33 +302,33 @@ class _Gemv:
 
         def loaded() -> list[str]:
             starts = [self.a.at(row, self.begin) for row in range(self.m)]
-            load = load_pack if self.form.held else shared_pack
-            packs = [load(w, start, step * PACK * WARP) for start in starts]
-            return [x for pack in packs for x in pack]
+            load = packs.load_pack if self.form.held else packs.shared_pack
+            found = [load(w, start, step * PACK * WARP) for start in starts]
+            return [x for pack in found for x in pack]
 
         flat = w.chosen(self._inside(step), "i32", loaded)
         return [flat[i * REGISTERS : (i + 1) * REGISTERS] for i in range(self.m)]
 
-    def _sums(self, packs: Sequence[str], held: list[list[list[str]]]) -> list[list[str]]:
+    def _sums(self, loaded: Sequence[str], held: list[list[list[str]]]) -> list[list[str]]:
         """For each matrix what this lane has of each result, A's rows around those of B."""
         w, rows, count = self.w, self.form.rows, len(self.matrices)
         parts = 4 if self.m * rows * count <= 2 else 2 if self.m * rows * count <= 4 else 1
         results = [[[ZERO] * parts for _ in range(self.m * rows)] for _ in self.matrices]
-        given = iter(packs)
+        given = iter(loaded)
         for s in range(self.steps):
             factors = [
-                [unpacked(w, self.dtype, register) for register in pack]
+                [packs.unpacked(w, self.dtype, register) for register in pack]
                 for pack in (held[s] if held else self._rows_of_a(s))
             ]
             for r in range(rows):
                 for mine in results:
                     for k in range(REGISTERS):
-                        weights = unpacked(w, self.dtype, next(given))
+                        weights = packs.unpacked(w, self.dtype, next(given))
                         for i in range(self.m):
                             sums = mine[i * rows + r]
                             for a, b in zip(factors[i][k], weights, strict=True):
-                                sums[k % parts] = fma(w, a, b, sums[k % parts])
-        return [[added(w, sums) for sums in mine] for mine in results]
+                                sums[k % parts] = packs.fma(w, a, b, sums[k % parts])
+        return [[packs.added(w, sums) for sums in mine] for mine in results]
 
     # ---- element by element ----
 
@@ -369,7 +351,7 @@ class _Gemv:
                     far = w.add(w.mul(loop.index, str(b[2])), along.index)
                     at = w.offset(w.pointer(word), memory_element(self.dtype), far)
                     weight = self._element(at)
-                    along.next += [fma(w, a, weight, next(sums)) for a in factors]
+                    along.next += [packs.fma(w, a, weight, next(sums)) for a in factors]
             found = along.results
             parts = [found[at : at + self.m] for at in range(0, len(found), self.m)]
             point.finish(*sums_of.totals(parts, []))
@@ -400,7 +382,7 @@ class _Alone:
 
     def _folded(self, sums: list[str]) -> str:
         missing = [ZERO] * (self.count - len(sums))
-        return folded(self.w, [*sums, *missing], self.gemv.lane)
+        return packs.folded(self.w, [*sums, *missing], self.gemv.lane)
 
 
 class _Meeting(_Alone):
@@ -425,7 +407,7 @@ class _Meeting(_Alone):
         w.barrier()
         first = w.mul(self.group, str(self.count * gemv.form.split))
         at = w.add(base, w.add(first, w.least(gemv.lane, str(self.count - 1))))
-        totals = [added(w, self._parts(place, at)) for place in self.places]
+        totals = [packs.added(w, self._parts(place, at)) for place in self.places]
         return totals, w(f"icmp eq i64 {self.part}, 0")
 
     def _parts(self, place: str, at: str) -> list[str]:

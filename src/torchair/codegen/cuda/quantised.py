@@ -19,36 +19,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from torchair.codegen.cuda import packs
 from torchair.codegen.cuda.jit import MOST_SHARED, SHARED, WARP, Gpu
-from torchair.codegen.cuda.packs import (
-    COLUMNS,
-    EACH,
-    PACK,
-    REGISTERS,
-    TILE,
-    UNIT,
-    ZERO,
-    added,
-    bytes_of_packs,
-    digits,
-    factors,
-    fma,
-    gather_pack,
-    largest,
-    largest_of,
-    largest_of_warp,
-    limited,
-    load_pack,
-    multiplied,
-    ones,
-    placed_fma,
-    shared_pack,
-    stream_pack,
-    stream_words,
-    top_exponent,
-    unpacked,
-    whole_bits,
-)
+from torchair.codegen.cuda.packs import COLUMNS, EACH, PACK, REGISTERS, TILE, UNIT, ZERO, unpacked
 from torchair.codegen.cuda.prologue import Epilogue, EpiloguePoint, RowsOfA, bytes_of_a
 from torchair.codegen.cuda.tiles import OFFSETS, SCALES, B, Cut, TileForm, weight_of
 from torchair.codegen.cuda.writer import GpuWriter
@@ -198,7 +171,7 @@ class Tiles:
                 columns = [x[2 * half : 2 * half + 2] for x in others[step]]
                 own = self._multiplied([m[half] for m in weights[step]], columns, own)
                 if plain:
-                    plain = self._multiplied([ones(self.cut.bits)], columns, plain)
+                    plain = self._multiplied([packs.ones(self.cut.bits)], columns, plain)
                 if half == self.cut.units - 1:
                     loaded += following.step(step)
             made = own if self.cut.once else self._added(own, plain, made, values)
@@ -208,9 +181,9 @@ class Tiles:
     def _factors(self, given: Sequence[str], step: int) -> list[list[list[str]]]:
         """The factors of each matrix in a step, by unit."""
         count = len(self.matrices)
-        packs = [given[k * REGISTERS : (k + 1) * REGISTERS]
+        found = [given[k * REGISTERS : (k + 1) * REGISTERS]
                  for k in range(step * count, (step + 1) * count)]  # fmt: skip
-        return [factors(self.w, self.cut.bits, pack) for pack in packs]
+        return [packs.factors(self.w, self.cut.bits, pack) for pack in found]
 
     def _multiplied(
         self, rows: Sequence[Sequence[str]], columns: Sequence[Sequence[str]], sums: Sequence[str]
@@ -219,7 +192,7 @@ class Tiles:
         for k in range(len(rows) * self.cut.blocks):
             matrix, block = divmod(k, self.cut.blocks)
             own = sums[4 * k : 4 * k + 4]
-            found += multiplied(self.w, rows[matrix], columns[block], own)
+            found += packs.multiplied(self.w, rows[matrix], columns[block], own)
         return found
 
     def _added(
@@ -241,8 +214,8 @@ class Tiles:
                     found.append(total)
                     continue
                 if shifts:
-                    total = placed_fma(w, tables[1][i // 2], shifts[4 * b + i], total)
-                found.append(placed_fma(w, total, tables[0][i // 2], sums[at]))
+                    total = packs.placed_fma(w, tables[1][i // 2], shifts[4 * b + i], total)
+                found.append(packs.placed_fma(w, total, tables[0][i // 2], sums[at]))
         return found
 
 
@@ -255,23 +228,24 @@ class _Chunk:
         w, cut = tiles.w, tiles.cut
         self.there = w(f"icmp slt i64 {tile}, {cut.tiles}")
         self.number = tiles.chunk(chunk)
-        first = w.mul(self.number, str(bytes_of_packs(cut.depth)))
-        far = w.add(w.mul(tile, str(bytes_of_packs(cut.packs))), first)
+        first = w.mul(self.number, str(packs.bytes_of_packs(cut.depth)))
+        far = w.add(w.mul(tile, str(packs.bytes_of_packs(cut.packs))), first)
         far = w.add(far, w.mul(tiles.lane, str(PACK)))
         self.starts = [w.offset(w.pointer(word), "i8", far) for word in tiles.matrices]
 
     def all(self) -> list[str]:
         """Packs, scales and offsets, on their way."""
         cut = self.tiles.cut
-        packs = [x for s in range(cut.depth) for x in self.step(s)]
-        return [*packs, *(x for j in range(cut.segments) for x in self.segment(j))]
+        loaded = [x for s in range(cut.depth) for x in self.step(s)]
+        return [*loaded, *(x for j in range(cut.segments) for x in self.segment(j))]
 
     def step(self, step: int) -> list[str]:
         """A pack of each matrix."""
         w, inside = self.w, self.tiles.inside(self.chunk, step)
         where = self.there if inside is None else w(f"and i1 {self.there}, {inside}")
-        packs = [stream_pack(w, start, bytes_of_packs(step), where) for start in self.starts]
-        return [x for pack in packs for x in pack]
+        far = packs.bytes_of_packs(step)
+        loaded = [packs.stream_pack(w, start, far, where) for start in self.starts]
+        return [x for pack in loaded for x in pack]
 
     def segment(self, j: int) -> list[str]:
         """Registers with the scales of this lane's two rows, and the offsets, in a segment."""
@@ -285,7 +259,7 @@ class _Chunk:
         for matrix in tiles.matrices:
             for word, dtype in tiles.tables(matrix):
                 place = w.offset(w.pointer(word), memory_element(dtype), at)
-                found += stream_words(w, place, 2 * BYTES[dtype] // 4, self.there)
+                found += packs.stream_words(w, place, 2 * BYTES[dtype] // 4, self.there)
         return found
 
 
@@ -312,25 +286,26 @@ class _Digits:
         fits = w.entry("icmp eq i64 0, 0")
         for condition in self.tiles.a.fits():
             fits = w(f"and i1 {fits}, {condition}")
-        ways = [partial(self._written, packs) for packs in (True, False)]
+        ways = [partial(self._written, in_packs) for in_packs in (True, False)]
         self.backs = w.either(fits, "float", *ways)
         w.meet()
 
-    def _written(self, packs: bool) -> list[str]:
+    def _written(self, in_packs: bool) -> list[str]:
         """Write them: what undoes the scales of rows."""
         t, w, found = self.tiles, self.w, []
-        t.a.prepare(packs)
+        t.a.prepare(in_packs)
         for row in range(t.m):
             turns = range(-(-self.cut.part // (EACH * WARP)))
             numbers = [w.add(t.lane, str(turn * WARP)) for turn in turns]
-            loaded = [self._loaded(row, number, packs) for number in numbers]
-            top = largest_of_warp(w, largest(w, t.dtype, [x for each in loaded for x in each]))
+            loaded = [self._loaded(row, number, in_packs) for number in numbers]
+            own = packs.largest(w, t.dtype, [x for each in loaded for x in each])
+            top = packs.largest_of_warp(w, own)
             finite = w(f"icmp ult i32 {top}, {0x7F800000}")
             scale, *backs = self._scales(top, finite)
             found += backs
             numbers_of = iter(self._limited([x for each in loaded for x in each], finite))
             for number, registers in zip(numbers, loaded, strict=True):
-                made = digits(w, t.dtype, [next(numbers_of) for _ in registers], scale)
+                made = packs.digits(w, t.dtype, [next(numbers_of) for _ in registers], scale)
                 with w.when(w(f"icmp slt i64 {number}, {self.cut.part // EACH}")):
                     self._store(row, number, made)
         return found
@@ -339,34 +314,37 @@ class _Digits:
         dtype = self.tiles.dtype
         return self.w.either(
             finite, "i32", lambda: registers,
-            lambda: [limited(self.w, dtype, x) for x in registers],
+            lambda: [packs.limited(self.w, dtype, x) for x in registers],
         )  # fmt: skip
 
-    def _loaded(self, row: int, number: str, packs: bool) -> list[str]:
+    def _loaded(self, row: int, number: str, in_packs: bool) -> list[str]:
         """Eight neighbours of the part; zeros where there are none."""
         t, w = self.tiles, self.w
         first = w.add(self.begin, w.mul(number, str(EACH)))
         start = t.a.at(row, first)
         mine = w(f"icmp slt i64 {number}, {self.cut.part // EACH}")
         inside = w(f"and i1 {mine}, {w(f'icmp slt i64 {first}, {t.a.k}')}")
-        return w.chosen(inside, "i32", partial(self._eight, start, packs), "0")
+        return w.chosen(inside, "i32", partial(self._eight, start, in_packs), "0")
 
-    def _eight(self, start: str, packs: bool) -> list[str]:
+    def _eight(self, start: str, in_packs: bool) -> list[str]:
         w, dtype, found = self.w, self.tiles.dtype, list[str]()
         for far in range(0, EACH * BYTES[dtype], PACK):
-            found += load_pack(w, start, far) if packs else gather_pack(w, dtype, start, far)
+            if in_packs:
+                found += packs.load_pack(w, start, far)
+            else:
+                found += packs.gather_pack(w, dtype, start, far)
         return found
 
     def _scales(self, top: str, finite: str) -> list[str]:
         """What makes numbers whole of which this is the largest, a power of two; what undoes it in
         sums of their last digits, infinite or NaN if the largest is; and in those of others."""
         w = self.w
-        up = whole_bits(self.tiles.dtype) - 1
+        up = packs.whole_bits(self.tiles.dtype) - 1
         down = up + (4 if self.cut.bits == 4 else 0)  # integers of four bits are taken times 16
         exponent = w(f"lshr i32 {top}, 23")
-        most = top_exponent(self.tiles.dtype)
+        most = packs.top_exponent(self.tiles.dtype)
         exponent = w(f"select i1 {finite}, i32 {exponent}, i32 {most}")
-        power = largest_of(w, exponent, str(down + 1))
+        power = packs.largest_of(w, exponent, str(down + 1))
         back = w(f"shl i32 {w(f'sub i32 {power}, {down}')}, 23")
         scale = w(f"shl i32 {w(f'sub i32 {254 + up}, {power}')}, 23")
         found = [scale, *(w(f"select i1 {finite}, i32 {back}, i32 {x}") for x in (top, "0"))]
@@ -401,7 +379,7 @@ class _Digits:
     def pack(self, starts: Sequence[str], step: int) -> list[list[str]]:
         """Two registers for each unit of a pack, by block of columns."""
         far = step * self.cut.units * UNIT
-        return [shared_pack(self.w, start, far, 2 * self.cut.units) for start in starts]
+        return [packs.shared_pack(self.w, start, far, 2 * self.cut.units) for start in starts]
 
     def back(self, column: str) -> str:
         """What undoes the scale of the row and digit that a column stands for."""
@@ -490,7 +468,7 @@ class _Meeting:
                 far = (warp * self.columns + part * t.m) * TILE
                 at = w.offset(place, "float", w.add(first, str(far)))
                 found.append(w(f"load float, ptr {at}"))
-            total = fma(w, total, f32(256.0), added(w, found))
+            total = packs.fma(w, total, f32(256.0), packs.added(w, found))
         return total
 
     def _scale(self, matrix: int, value: str, tile: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from torchair.codegen import target
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.attention import forms as forms_of_attention
 from torchair.codegen.cuda.driver import GpuLibrary, available, library
@@ -15,18 +16,6 @@ from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
 from torchair.codegen.cuda.tiles import B, packs_of
 from torchair.codegen.requests import Attention, Joint, Loops, Product, Request
-from torchair.codegen.target import (
-    AS_EVER,
-    BrokenKernels,
-    Choices,
-    Declined,
-    Generated,
-    Head,
-    Kernel,
-    KernelOrder,
-    Pack,
-    Way,
-)
 
 TYPES = ("f32", "bf16", "f16")
 WIDEST_HEAD = 256  # features of a head of attention
@@ -51,7 +40,7 @@ class CudaTarget:
         self.name = f"cuda:{index}"
         self._own = None if machine is None else GpuLibrary(index, machine)
         self._joints: dict[Any, Joint | None] = {}
-        self._orders: dict[tuple[Any, Way], KernelOrder | None] = {}
+        self._orders: dict[tuple[Any, target.Way], target.KernelOrder | None] = {}
 
     @property
     def library(self) -> GpuLibrary:
@@ -74,7 +63,7 @@ class CudaTarget:
             return str(e)
         return available()
 
-    def declines(self, head: Head) -> str | None:
+    def declines(self, head: target.Head) -> str | None:
         """Why there is no generator for an operator."""
         if head.kind not in ("matmul", "attention") or head.dtype not in TYPES:
             return "torch's libraries serve it"
@@ -87,7 +76,7 @@ class CudaTarget:
         wide = head.width is None or head.width > WIDEST_HEAD or head.width % 8
         return "its heads are too wide" if wide else None
 
-    def choices(self, request: Request) -> Choices:
+    def choices(self, request: Request) -> target.Choices:
         """The form of a product or an attention, and the pieces of a nest."""
         if isinstance(request, Loops):
             return shapes(request.nest)
@@ -103,7 +92,9 @@ class CudaTarget:
             return {str(form): form for form in forms_of_attention(request, machine)}
         return {}
 
-    def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
+    def generate(
+        self, request: Request, label: str, way: target.Way = target.AS_EVER
+    ) -> target.Generated:
         """The kernel of a request."""
         machine, word = self.library.machine, way.word("form")
         form = self._forms(request)[word] if word else None
@@ -115,16 +106,16 @@ class CudaTarget:
         elif isinstance(request, Attention):
             kernel, launch = attention(request, machine, label, form=form, early=True)
         else:
-            raise Declined(f"no GPU kernel for {type(request).__name__}")
+            raise target.Declined(f"no GPU kernel for {type(request).__name__}")
         unknown = foreign([kernel])
         if unknown:
-            raise Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
-        return Generated(kernel, 0, _packs(request), launch)
+            raise target.Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
+        return target.Generated(kernel, 0, _packs(request), launch)
 
     def joined(
         self, key: Any, make: Callable[[], Joint | None], label: str,
-        way_of: Callable[[Joint], Way],
-    ) -> KernelOrder | None:  # fmt: skip
+        way_of: Callable[[Joint], target.Way],
+    ) -> target.KernelOrder | None:  # fmt: skip
         """A kernel for several requests at once, made once for requests like these; None if there
         is none."""
         if key not in self._joints:
@@ -134,23 +125,23 @@ class CudaTarget:
             return None
         way = way_of(request)
         if (key, way) not in self._orders:
-            order = KernelOrder(self, request, label)
+            order = target.KernelOrder(self, request, label)
             order.way = way
             self._orders[key, way] = order if _is_served(order) else None
         return self._orders[key, way]
 
-    def compile(self, kernels: Sequence[Kernel]) -> None:
+    def compile(self, kernels: Sequence[target.Kernel]) -> None:
         """Kernels are compiled with those that stand beside them in a launch."""
 
-    def compile_alone(self, made: Sequence[Generated]) -> None:
+    def compile_alone(self, made: Sequence[target.Generated]) -> None:
         """Machine code of kernels that stand alone in a launch, several at a time."""
         entries = {m.kernel.entry: entry_alone(m) for m in made}
         errors = self.library.add(list(entries.values()))
         broken = {k: errors[e.name] for k, e in entries.items() if e.name in errors}
         if broken:
-            raise BrokenKernels(broken)
+            raise target.BrokenKernels(broken)
 
-    def machine_text(self, generated: Generated) -> str:
+    def machine_text(self, generated: target.Generated) -> str:
         """PTX of a launch of this kernel alone."""
         return ptx([entry_alone(generated)], self.library.machine)
 
@@ -164,13 +155,13 @@ class CudaTarget:
         return 2.0 + moved / 3e6
 
 
-def entry_alone(made: Generated) -> Entry:
+def entry_alone(made: target.Generated) -> Entry:
     """A launch of one kernel."""
     assert made.launch is not None
     return Entry((made.kernel,), made.launch.block, made.launch.resident)
 
 
-def _packs(request: Request) -> Mapping[int, Pack]:
+def _packs(request: Request) -> Mapping[int, target.Pack]:
     """How the constants of a product, and those of its partner, are to be laid out."""
     if isinstance(request, Joint):
         own, partner = packs_of(request.product.matmul), request.partner
@@ -178,10 +169,10 @@ def _packs(request: Request) -> Mapping[int, Pack]:
     return packs_of(request.matmul) if isinstance(request, Product) else {}
 
 
-def _is_served(order: KernelOrder) -> bool:
+def _is_served(order: target.KernelOrder) -> bool:
     try:
         return order.generated.launch is not None
-    except Declined:
+    except target.Declined:
         return False
 
 

@@ -7,19 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torchair.codegen.cuda import packs
 from torchair.codegen.cuda.jit import MOST_SHARED, SHARED, WARP, Gpu
-from torchair.codegen.cuda.packs import (
-    COLUMNS,
-    EACH,
-    REGISTERS,
-    TILE,
-    UNIT,
-    Bits,
-    PackIntegers,
-    PackScales,
-    digits_of,
-    units_of_pack,
-)
+from torchair.codegen.cuda.packs import COLUMNS, EACH, REGISTERS, TILE, UNIT
 from torchair.codegen.cuda.prologue import row_of_a
 from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Joint, MatMul, Weight
@@ -54,7 +44,7 @@ def weight_of(matmul: MatMul) -> Weight:
     return matmul.weight
 
 
-def bits_of(matmul: MatMul) -> Bits:
+def bits_of(matmul: MatMul) -> packs.Bits:
     """The bits of an integer in memory: packs of four bits are two units."""
     assert isinstance(matmul.k, int)
     return 4 if weight_of(matmul).bits == 4 and matmul.k % (2 * UNIT) == 0 else 8
@@ -66,9 +56,9 @@ def packs_of(matmul: MatMul) -> Mapping[int, Pack]:
         return {}
     turned = matmul.constant == "nk"
     assert isinstance(matmul.n, int)
-    scales = PackScales(matmul.n, turned)
-    packs: dict[int, Pack] = {B: PackIntegers(bits_of(matmul), turned), SCALES: scales}
-    return packs | ({OFFSETS: scales} if weight_of(matmul).offsets else {})
+    scales = packs.PackScales(matmul.n, turned)
+    found: dict[int, Pack] = {B: packs.PackIntegers(bits_of(matmul), turned), SCALES: scales}
+    return found | ({OFFSETS: scales} if weight_of(matmul).offsets else {})
 
 
 def quantised_refusal(work: Joint, gpu: Gpu) -> str | None:
@@ -95,19 +85,19 @@ def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool =
     stand side by side in a launch, have small blocks, so that there is room for all of them; of two
     matrices a multiprocessor has one block, since each block makes the digits of A anew."""
     assert isinstance(matmul.n, int)
-    tiles, packs = -(-matmul.n // TILE), _packs(matmul)
+    tiles, most = -(-matmul.n // TILE), _packs(matmul)
     few = tiles <= 2 * gpu.multiprocessors
     if pair or (few and prepared):
         form = _TOGETHER if pair else _BESIDE
         fits = Cut(matmul, form, 1 + pair).shared <= SHARED
-        if fits and packs >= form.split * form.depth:
+        if fits and most >= form.split * form.depth:
             return form
     crews = ((16, 16), (8, 8)) if few else ((8, 8), (16, 16))
     found = [
         TileForm(depth, split, warps)
         for split, warps in (*crews, *_SMALL_CREWS)
         for depth in (8, 4, 7, 2, 1)
-        if split <= packs and depth <= -(-packs // split)
+        if split <= most and depth <= -(-most // split)
     ]
     cuts = {form: Cut(matmul, form, 1 + pair) for form in found}
     fitting = [f for f in found if cuts[f].shared <= SHARED] or [
@@ -133,7 +123,7 @@ def tile_forms(matmul: MatMul, default: TileForm, pair: bool) -> list[TileForm]:
 def _packs(matmul: MatMul) -> int:
     """Packs of each lane in a tile."""
     assert isinstance(matmul.k, int)
-    return matmul.k // (UNIT * units_of_pack(bits_of(matmul)))
+    return matmul.k // (UNIT * packs.units_of_pack(bits_of(matmul)))
 
 
 class Cut:
@@ -143,11 +133,11 @@ class Cut:
         self.weight, self.matrices = weight_of(matmul), matrices
         self.warps, self.split = form.warps, form.split
         assert isinstance(matmul.m, int) and isinstance(matmul.n, int) and isinstance(matmul.k, int)
-        self.parts = digits_of(matmul.dtype)
+        self.parts = packs.digits_of(matmul.dtype)
         self.columns = matmul.m * self.parts
         self.blocks = -(-self.columns // COLUMNS)
         self.bits = bits_of(matmul)
-        self.packs, self.units = _packs(matmul), units_of_pack(self.bits)
+        self.packs, self.units = _packs(matmul), packs.units_of_pack(self.bits)
         steps = -(-self.packs // form.split)
         self.chunks = -(-steps // form.depth)
         self.depth = -(-steps // self.chunks)
@@ -216,5 +206,5 @@ class Cut:
         """How busy a multiprocessor is: the part of the warps that it wants, times that of the
         packs that are to be on their way."""
         warps = self.warps * self.resident(gpu)
-        packs = warps * self.depth * self.matrices
-        return min(1, warps / _WARPS) * min(1, packs / _FLYING)
+        flying = warps * self.depth * self.matrices
+        return min(1, warps / _WARPS) * min(1, flying / _FLYING)

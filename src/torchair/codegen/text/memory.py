@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, Element, register_type
+from torchair.codegen.text import writer
 from torchair.codegen.text.maths_vector import Vector
-from torchair.codegen.text.writer import (
-    SHORT_NAMES,
-    KernelWriter,
-    Machine,
-    Writer,
-    literal,
-    prefix_mask,
-    select,
-)
+from torchair.codegen.text.writer import Writer
 
 
 def memory_element(dtype: Element) -> str:
@@ -26,7 +19,7 @@ def memory_element(dtype: Element) -> str:
     return "i16" if dtype in SHORT_FLOATS else STORAGE[dtype]
 
 
-def load_scalar(w: KernelWriter, dtype: Element, pointer: str, mask: str | None) -> str:
+def load_scalar(w: writer.KernelWriter, dtype: Element, pointer: str, mask: str | None) -> str:
     """One element; zero if an i1 mask is false, and then nothing is read there."""
     t = memory_element(dtype)
     if mask is None:
@@ -34,7 +27,7 @@ def load_scalar(w: KernelWriter, dtype: Element, pointer: str, mask: str | None)
     place = w(f"select i1 {mask}, ptr {pointer}, ptr {w.readable()}")
     got = arrived(w, w(f"load {t}, ptr {place}"), dtype, 0)
     kept = register_type(dtype)
-    return select(w, mask, got, literal(0, kept, 0), kept, 0)
+    return writer.select(w, mask, got, writer.literal(0, kept, 0), kept, 0)
 
 
 def store_scalar(w: Writer, dtype: Element, value: str, pointer: str, mask: str | None) -> None:
@@ -77,7 +70,7 @@ def store_vector(
     if mask is None:
         w.do(f"store {t} {value}, ptr {pointer}, align {align}")
         return
-    if mask == prefix_mask(lanes, 1):  # LLVM 22 stores too much if the value was truncated
+    if mask == writer.prefix_mask(lanes, 1):  # LLVM 22 stores too much if the value was truncated
         one = w(f"extractelement {t} {value}, i64 0")
         w.do(f"store {element} {one}, ptr {pointer}, align {align}")
         return
@@ -137,7 +130,7 @@ def scatter(
 
 
 def _suffix(element: str, lanes: int) -> str:
-    return f"v{lanes}{SHORT_NAMES.get(element, element)}"
+    return f"v{lanes}{writer.SHORT_NAMES.get(element, element)}"
 
 
 # ---- between memory and registers ----
@@ -181,7 +174,7 @@ def _to_bf16(x: Vector) -> Vector:
     return x.unordered(x).select(bits.like(0x7FC0), rounded).to("i16")
 
 
-def _has_half(machine: Machine) -> bool:
+def _has_half(machine: writer.Machine) -> bool:
     """Whether the processor converts f16 itself; otherwise LLVM would call a library."""
     return machine.arch != "x86_64" or "+f16c" in machine.features
 

@@ -11,21 +11,9 @@ from collections.abc import Callable, Sequence
 
 from torchair.codegen.loops import Expr
 from torchair.codegen.numbers import Element
-from torchair.codegen.text import maths
+from torchair.codegen.text import maths, writer
 from torchair.codegen.text.maths_vector import Vector
-from torchair.codegen.text.writer import (
-    BITS,
-    REASSOCIATE,
-    REGISTER,
-    UNSIGNED,
-    Writer,
-    is_float,
-    literal,
-    register,
-    select,
-    shaped,
-    suffix,
-)
+from torchair.codegen.text.writer import REGISTER, UNSIGNED, Writer, is_float, literal, register
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 TESTS = frozenset({"isnan", "isinf", "isfinite"})
@@ -39,7 +27,7 @@ def operate(w: Writer, x: Expr, args: Sequence[str], lanes: int) -> str:
     """The result of an operator on values that are all scalars or all vectors."""
     dtype = x.args[-1].dtype
     if x.kind == "where":
-        return select(w, args[0], args[1], args[2], dtype, lanes)
+        return writer.select(w, args[0], args[1], args[2], dtype, lanes)
     if x.kind in COMPARISONS:
         return _compare(w, x.kind, args, dtype, lanes)
     if x.kind in TESTS:
@@ -62,15 +50,16 @@ def extreme(
     t = register(dtype, lanes)
     if not is_float(dtype):
         sign = "u" if dtype in UNSIGNED else "s"
-        name = f"llvm.{sign}{kind}.{suffix(dtype, lanes)}"
+        name = f"llvm.{sign}{kind}.{writer.suffix(dtype, lanes)}"
         return w.call(t, name, (t, a), (t, b))
     if numbers[1]:
         a, b = b, a
     relation = "ogt" if kind == "max" else "olt"
-    best = select(w, w(f"fcmp {relation} {t} {a}, {b}"), a, b, dtype, lanes)  # b if unordered
+    first = w(f"fcmp {relation} {t} {a}, {b}")  # false if unordered
+    best = writer.select(w, first, a, b, dtype, lanes)
     if any(numbers):
         return best
-    return select(w, w(f"fcmp uno {t} {a}, {a}"), a, best, dtype, lanes)
+    return writer.select(w, w(f"fcmp uno {t} {a}, {a}"), a, best, dtype, lanes)
 
 
 def _compare(w: Writer, kind: str, args: Sequence[str], dtype: Element, lanes: int) -> str:
@@ -88,12 +77,12 @@ def _test(w: Writer, kind: str, x: str, dtype: Element, lanes: int) -> str:
     if kind == "isnan":
         return w(f"fcmp uno {t} {x}, {x}")
     relation = "oeq" if kind == "isinf" else "olt"
-    size = w.call(t, f"llvm.fabs.{suffix(dtype, lanes)}", (t, x))
+    size = w.call(t, f"llvm.fabs.{writer.suffix(dtype, lanes)}", (t, x))
     return w(f"fcmp {relation} {t} {size}, {literal(INFINITY, dtype, lanes)}")
 
 
 def _logical(w: Writer, kind: str, args: Sequence[str], lanes: int) -> str:
-    t = shaped("i1", lanes)
+    t = writer.shaped("i1", lanes)
     if kind == "not":
         return w(f"xor {t} {args[0]}, {literal(True, 'bool', lanes)}")
     if kind in ("neg", "abs", "sign"):
@@ -283,7 +272,7 @@ def identity(kind: str, dtype: Element, lanes: int) -> str:
         return literal({"sum": 0, "prod": 1, "any": 0, "all": 1}[kind], dtype, lanes)
     if is_float(dtype):
         return literal(-INFINITY if kind == "max" else INFINITY, dtype, lanes)
-    numbers = 1 << BITS[dtype]
+    numbers = 1 << writer.BITS[dtype]
     lowest = 0 if dtype in UNSIGNED else -numbers // 2
     return literal(lowest if kind == "max" else lowest + numbers - 1, dtype, lanes)
 
@@ -295,7 +284,7 @@ def combine(w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int) ->
     t = register(dtype, lanes)
     if is_float(dtype):
         how = "fadd" if kind == "sum" else "fmul"
-        return w(f"{how} {REASSOCIATE} {t} {a}, {b}")
+        return w(f"{how} {writer.REASSOCIATE} {t} {a}, {b}")
     return w(f"{_INTEGER[kind]} {t} {a}, {b}")
 
 
@@ -322,11 +311,11 @@ def across(w: Writer, kind: str, parts: list[str], dtype: Element, lanes: int) -
 def _part(w: Writer, x: str, dtype: Element, lanes: int, first: int, count: int) -> str:
     t = register(dtype, lanes)
     which = ", ".join(f"i32 {first + k}" for k in range(count))
-    return w(f"shufflevector {t} {x}, {t} poison, {shaped('i32', count)} <{which}>")
+    return w(f"shufflevector {t} {x}, {t} poison, {writer.shaped('i32', count)} <{which}>")
 
 
 def _integer_lanes(w: Writer, kind: str, x: str, dtype: Element, lanes: int) -> str:
     name = _INTEGER.get(kind) or ("u" if dtype in UNSIGNED else "s") + kind
     t = register(dtype, lanes)
-    intrinsic = f"llvm.vector.reduce.{name}.{suffix(dtype, lanes)}"
+    intrinsic = f"llvm.vector.reduce.{name}.{writer.suffix(dtype, lanes)}"
     return w.call(register(dtype, 0), intrinsic, (t, x))

@@ -12,16 +12,9 @@ from dataclasses import dataclass
 
 from torchair.codegen.loops import OPERATORS, Access, Expr, Nest, Store, expressions
 from torchair.codegen.numbers import BYTES, Size, Word, register_type
-from torchair.codegen.text import memory
+from torchair.codegen.text import memory, writer
 from torchair.codegen.text.operators import function, operate
-from torchair.codegen.text.writer import (
-    REGISTER,
-    KernelWriter,
-    convert,
-    lane_numbers,
-    literal,
-    number,
-)
+from torchair.codegen.text.writer import REGISTER, KernelWriter, lane_numbers
 
 Key = tuple[object, ...]
 """Under what a written value is found again."""
@@ -114,14 +107,14 @@ class Point:
     def value(self, x: Expr, slot: int = 0) -> str:
         """A scalar, or a vector if the expression varies along the vector axis."""
         if x.kind == "const":
-            return number(x.data, x.dtype)
+            return writer.number(x.data, x.dtype)
         key = self.key(x, slot)
         return self.find(key) or self.keep(key, self._written(x, slot))
 
     def vector(self, x: Expr, slot: int = 0) -> str:
         """The value as a vector."""
         if x.kind == "const":
-            return literal(x.data, x.dtype, self.lanes)
+            return writer.literal(x.data, x.dtype, self.lanes)
         if id(x) in self.varies:
             return self.value(x, slot)
         key = ("splat", id(x))
@@ -159,7 +152,7 @@ class Point:
         if x.kind == "narrow":
             return memory.narrow(w, args[0], x.data, lanes)
         if x.kind == "cast":
-            return convert(w, args[0], x.args[0].dtype, x.dtype, lanes)
+            return writer.convert(w, args[0], x.args[0].dtype, x.dtype, lanes)
         if x.kind in OPERATORS:
             return operate(w, x, args, lanes)
         return function(w, x.kind, args, x.dtype, lanes)
@@ -296,11 +289,11 @@ class Point:
         w, place = self.w, what.access
         kept = register_type(place.dtype)
         if not self.stores_vectors(what):
-            value = convert(w, self.value(what.value), what.value.dtype, kept, 0)
+            value = writer.convert(w, self.value(what.value), what.value.dtype, kept, 0)
             mask = None if place.mask is None else self.value(place.mask)
             memory.store_scalar(w, place.dtype, value, self.pointer(place), mask)
             return
-        value = convert(w, self.vector(what.value, slot), what.value.dtype, kept, self.lanes)
+        value = writer.convert(w, self.vector(what.value, slot), what.value.dtype, kept, self.lanes)
         mask = self._mask(place, slot)
         pointer = self._at_slot(place, slot)
         if self._neighbours(place):

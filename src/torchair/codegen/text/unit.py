@@ -6,18 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchair.codegen.loops import Access, Expr
 from torchair.codegen.numbers import BYTES
+from torchair.codegen.text import writer
 from torchair.codegen.text.memory import load_vector, memory_element, store_vector
 from torchair.codegen.text.operators import across, combine, identity, together
 from torchair.codegen.text.plan import NestPlan, Phase, Sums, Totals, row_elements
 from torchair.codegen.text.point import Point, Slot
-from torchair.codegen.text.writer import (
-    KernelWriter,
-    lanes_below,
-    prefix_mask,
-    register,
-    select,
-    suffix,
-)
 
 Body = Callable[[str, Sums], Sums]
 """A round of a loop: from its index and the accumulators to what they are after it."""
@@ -27,14 +20,14 @@ def static_slots(count: int, lanes: int) -> list[Slot]:
     """The vectors of so many elements, the last one masked if it is not full."""
     slots = [Slot(k * lanes) for k in range(count // lanes)]
     if count % lanes:
-        slots.append(Slot(count // lanes * lanes, prefix_mask(lanes, count % lanes)))
+        slots.append(Slot(count // lanes * lanes, writer.prefix_mask(lanes, count % lanes)))
     return slots
 
 
 class UnitWriter:
     """Writes what is done for one position of the parallel axes."""
 
-    def __init__(self, w: KernelWriter, plan: NestPlan) -> None:
+    def __init__(self, w: writer.KernelWriter, plan: NestPlan) -> None:
         self.w, self.plan = w, plan
         self.lanes = w.lanes
         self.vector_axis = plan.vector_axis
@@ -201,7 +194,7 @@ class UnitWriter:
         """A loop that carries sums."""
         carried = []
         for r, mine in zip(phase.reductions, sums, strict=True):
-            kind = register(r.dtype, self.lanes if self._is_vector(r) else 0)
+            kind = writer.register(r.dtype, self.lanes if self._is_vector(r) else 0)
             carried += [(kind, s) for s in mine]
         with self.w.loop(start, stop, step, carried) as loop, self.point.scope():
             inside = _like(loop.carried, sums)
@@ -215,7 +208,7 @@ class UnitWriter:
             return self._static_vectors(phase, int(start), int(stop), sums)
 
         def rest(index: str, sums: Sums) -> Sums:
-            mask = lanes_below(w, w.sub(stop, index))
+            mask = writer.lanes_below(w, w.sub(stop, index))
             return self._vectors(phase, index, [Slot(0, mask)], sums)
 
         w, size = self.w, self.plan.nest.axes[-1]
@@ -292,9 +285,10 @@ class UnitWriter:
 
     def _fused(self, r: Expr, slot: int, total: str) -> str:
         """A product added without being rounded first."""
-        t = register(r.dtype, self.lanes)
+        t = writer.register(r.dtype, self.lanes)
         factors = [(t, self.point.vector(a, slot)) for a in r.args[0].args]
-        return self.w.call(t, f"llvm.fma.{suffix(r.dtype, self.lanes)}", *factors, (t, total))
+        name = f"llvm.fma.{writer.suffix(r.dtype, self.lanes)}"
+        return self.w.call(t, name, *factors, (t, total))
 
     def _terms(self, r: Expr) -> list[str]:
         """What a reduction adds here, slot by slot."""
@@ -312,7 +306,7 @@ class UnitWriter:
     def _or_nothing(self, mask: str, term: str, r: Expr) -> str:
         """What a vector adds of which only some lanes count."""
         nothing = identity(r.data, r.dtype, self.lanes)
-        return select(self.w, mask, term, nothing, r.dtype, self.lanes)
+        return writer.select(self.w, mask, term, nothing, r.dtype, self.lanes)
 
     def _finish(self, phase: Phase, sums: Sums) -> None:
         """The results of reductions, known from now on in this unit."""

@@ -13,17 +13,8 @@ from typing import Any
 
 from torchair.codegen.numbers import value_of
 from torchair.engine.optimize.passes.ordering import Lanes
+from torchair.engine.plan import records
 from torchair.engine.plan import strides as layout
-from torchair.engine.plan.records import (
-    Arena,
-    Buffer,
-    OutputSpec,
-    Plan,
-    Root,
-    Step,
-    WriteBack,
-    flat_slots,
-)
 from torchair.engine.plan.streams import LaneSharing, lanes_used, schedule_of
 from torchair.engine.plan.strides import Formula, Meta, dense_strides, is_writable, same_strides
 from torchair.errors import GraphError
@@ -97,9 +88,9 @@ class Promises:
 class Ending:
     """Completes a plan that has its steps and roots, of which nothing is placed."""
 
-    plan: Plan
+    plan: records.Plan
     slot: Mapping[Value, int]
-    root: dict[int, Root]
+    root: dict[int, records.Root]
     metas: dict[int, Meta]
     sizes: Mapping[str, Any]  # values of symbols
     p: Promises
@@ -112,7 +103,7 @@ class Ending:
         if self.lanes is not None and len(lanes_used(self.lanes, self.plan.steps)) < 2:
             self.lanes = None
 
-    def run(self) -> Plan:
+    def run(self) -> records.Plan:
         """The plan, with its buffers placed."""
         plan = self.open()
         plan.arrange(plan.arena.place([b.size for b in plan.arena.buffers]))
@@ -120,7 +111,7 @@ class Ending:
             plan.schedule = schedule_of(plan, self.lanes)
         return plan
 
-    def open(self) -> Plan:
+    def open(self) -> records.Plan:
         """The plan, without places of its buffers: sizes need not be known."""
         self._outputs()
         self._write_backs()
@@ -142,7 +133,7 @@ class Ending:
         for k, value in enumerate(self.p.results):
             slot = self.slot[value]
             if k in self.p.assigned:
-                self.plan.outputs.append(OutputSpec(slot))
+                self.plan.outputs.append(records.OutputSpec(slot))
                 continue
             group, root = self._group(k), self.root[slot]
             mine = root.kind in ("arena", "fresh", "torch")
@@ -175,24 +166,24 @@ class Ending:
             self.metas.update(zip(step.outs, views, strict=True))
 
     def _leave(
-        self, slot: int, root: Root, wanted: tuple[int, ...] | None, offset: int | None,
+        self, slot: int, root: records.Root, wanted: tuple[int, ...] | None, offset: int | None,
         mine: bool, shared: bool,
-    ) -> OutputSpec:  # fmt: skip
+    ) -> records.OutputSpec:  # fmt: skip
         meta = self.metas[slot]
         if meta is None or root.kind == "torch":
             usable = wanted is None or meta is None or is_writable(meta.shape, wanted)
             copied = not mine or (offset or 0) != 0
-            return OutputSpec(slot, wanted if usable else None, copied, offset or 0)
+            return records.OutputSpec(slot, wanted if usable else None, copied, offset or 0)
         wanted = wanted if wanted is not None else dense_strides(meta)
         whole = meta.numel() >= root.meta.numel() or shared  # else a copy frees the larger buffer
         in_place = offset is None or offset == meta.storage_offset()
         if mine and whole and in_place and same_strides(meta, wanted):
             root.kind = "fresh"
             alone = meta.numel() == root.meta.numel() and meta.storage_offset() == 0
-            return OutputSpec(slot, wanted, shape=tuple(meta.shape) if alone else None)
+            return records.OutputSpec(slot, wanted, shape=tuple(meta.shape) if alone else None)
         if not is_writable(meta.shape, wanted):
             wanted = dense_strides(meta)
-        return OutputSpec(slot, wanted, True, offset or 0)
+        return records.OutputSpec(slot, wanted, True, offset or 0)
 
     def _wanted(self, k: int, slot: int) -> tuple[int, ...] | None:
         meta = self.metas[slot]
@@ -216,7 +207,7 @@ class Ending:
             if source == target or self._tie(source, target):
                 continue
             staged = root.kind == "input" and root.slot in written
-            self.plan.write_backs.append(WriteBack(target, source, staged))
+            self.plan.write_backs.append(records.WriteBack(target, source, staged))
 
     def _tie(self, source: int, target: int) -> bool:
         """Let the value be computed in the memory of the input it updates, if no one needs the
@@ -235,7 +226,7 @@ class Ending:
         root.kind, root.tied_to, data.tied_to = "tied", target, target
         return True
 
-    def _updates(self, root: Root, target: int) -> bool:
+    def _updates(self, root: records.Root, target: int) -> bool:
         """Whether the step that makes this value may read the input while overwriting it."""
         step = self.plan.steps[root.first]
         row = row_of(step.node.type)
@@ -244,7 +235,7 @@ class Ending:
             return step.native.pointwise and all(
                 self.metas[a] is self.root[a].meta for a in step.args if self.root[a].slot == target
             )
-        reads = [a for a in flat_slots(step.args) if self.root[a].slot == target]
+        reads = [a for a in records.flat_slots(step.args) if self.root[a].slot == target]
         if row.has(Trait.WRITES_FIRST):
             return step.args[0] == target and len(reads) == 1
         return row.has(Trait.ELEMENTWISE) and all(a == target for a in reads)
@@ -252,7 +243,7 @@ class Ending:
     def _find_buffers(self) -> None:
         """Which roots are in the arena, and which of them one after the other in one buffer."""
         arena = [r for r in self.plan.roots if r.kind == "arena"]
-        buffers: list[Buffer] = []
+        buffers: list[records.Buffer] = []
         sharing = None
         if self.lanes is not None:
             sharing = LaneSharing(self.plan.steps, self.root.__getitem__, self.lanes)
@@ -262,20 +253,20 @@ class Ending:
                 buffers[root.buffer].last = max(buffers[root.buffer].last, root.last)
             else:
                 root.buffer = len(buffers)
-                buffers.append(Buffer(root.size, root.first, root.last))
+                buffers.append(records.Buffer(root.size, root.first, root.last))
         if not self.plan.on_host:
             for buffer in buffers:
                 buffer.last += _APART if buffer.size <= _SMALL else 0
         apart = None
         if sharing is not None:
-            inside: list[list[Root]] = [[] for _ in buffers]
+            inside: list[list[records.Root]] = [[] for _ in buffers]
             for root in arena:
                 inside[root.buffer].append(root)
             spans = [sharing.span(roots) for roots in inside]
             apart = lambda a, b: spans[a].apart(spans[b])  # noqa: E731
-        self.plan.arena = Arena(buffers, apart, self.compact)
+        self.plan.arena = records.Arena(buffers, apart, self.compact)
 
-    def _taken_over(self, root: Root, sharing: LaneSharing | None) -> Root | None:
+    def _taken_over(self, root: records.Root, sharing: LaneSharing | None) -> records.Root | None:
         """The root whose buffer this one takes over, if that is not needed any more; elements must
         be where they were."""
         before = root.successor_of
@@ -293,7 +284,7 @@ class Ending:
             if self.metas[slot] is None or value_of(root.size) >= _WORTH_FREEING:
                 self.plan.steps[root.last].frees.append(slot)
         self._copy_before_updates()
-        kept: list[Step] = []
+        kept: list[records.Step] = []
         read = self._read_by_torch()
         for step in self.plan.steps:
             planned = step.kind == "view" and self.root[step.args[0]].kind in ("arena", "const")
@@ -308,11 +299,11 @@ class Ending:
 
     def _copy_before_updates(self) -> None:
         """Native code that updates parts of a value begins with a copy, if it is not in place."""
-        steps: list[Step] = []
+        steps: list[records.Step] = []
         for step in self.plan.steps:
             updates = step.native is not None and step.native.copies
             if updates and self.root[step.outs[0]].tied_to != step.args[0]:
-                steps.append(Step(step.node, "copy", None, [step.args[0]], [step.outs[0]]))
+                steps.append(records.Step(step.node, "copy", None, [step.args[0]], [step.outs[0]]))
             steps.append(step)
         self.plan.steps = steps
 

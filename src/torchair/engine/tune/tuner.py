@@ -33,18 +33,7 @@ from torchair.codegen.target import (
 )
 from torchair.codegen.tuned import NAME, TunedWay, hash_of, tuned_file, version
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.trial import (
-    Content,
-    GpuTrial,
-    LibraryTrial,
-    Stage,
-    Subject,
-    Trial,
-    far_bytes,
-    least_time,
-    subjects,
-    threads_of,
-)
+from torchair.engine.run import trial
 from torchair.engine.tune import KINDS, PROGRAM, Wish
 from torchair.log import logger
 from torchair.process import Steps
@@ -63,7 +52,7 @@ class Entrant:
 
     way: Way
     made: Generated
-    run: Trial | GpuTrial | LibraryTrial
+    run: trial.Trial | trial.GpuTrial | trial.LibraryTrial
 
 
 class Race:
@@ -71,8 +60,9 @@ class Race:
     the others are compared with."""
 
     def __init__(
-        self, order: KernelOrder, target: Target, stage: Stage, threads: int, beside: bool = False
-    ) -> None:
+        self, order: KernelOrder, target: Target, stage: trial.Stage, threads: int,
+        beside: bool = False,
+    ) -> None:  # fmt: skip
         """With `beside` all are launched in blocks of one size: others stand beside them."""
         self._order, self._target = order, target
         self._stage, self._threads = stage, threads
@@ -144,7 +134,7 @@ def times(entrants: Sequence[Entrant], windows: int = WINDOWS) -> list[float]:
         limit = HOPELESS * min(best)
         for k, entrant in enumerate(entrants):
             if best[k] <= limit:
-                best[k] = min(best[k], least_time(entrant.run, entrant.run.threads, WINDOW))
+                best[k] = min(best[k], trial.least_time(entrant.run, entrant.run.threads, WINDOW))
     return [1e6 * t / e.run.steps for t, e in zip(best, entrants, strict=True)]
 
 
@@ -210,21 +200,21 @@ class Tuning:
         logger.warning("tuning: a %s cannot be served with %s", KINDS[type(request)], way)
         return AS_EVER
 
-    def tune(self, plan: Plan, content: Content, wish: Wish) -> None:
+    def tune(self, plan: Plan, content: trial.Content, wish: Wish) -> None:
         """Measure what is not known yet, and keep it at once. It ends early when its time is over
         or with Ctrl-C."""
         assert self._own is not None, "results need a place"
         machine = self._machine(plan)
         todo = [
             (subject, choices)
-            for subject in _distinct(subjects(plan, self._target), wish.share)
+            for subject in _distinct(trial.subjects(plan, self._target), wish.share)
             if wish.includes(subject.order.request, subject.order.label)
             and not any(step.code.numbers for step in subject.steps)
             and self._known(subject.order.request, machine) is None
             and (choices := self._target.choices(subject.order.request))
         ]
         program, small = program_of(plan), plan.on_host and plan.work <= SMALL
-        several = small and plan.all_native and threads_of(plan) > 1
+        several = small and plan.all_native and trial.threads_of(plan) > 1
         if PROGRAM in wish.kinds and several and self._known(program, machine) is None:
             self._open = CountedProgram(program, machine, wish.margin)
         end = time.monotonic() + wish.budget_seconds
@@ -322,7 +312,7 @@ class Tuning:
                 self._own.add(replace(found, way="", microseconds=found.usual))
         self.chosen = kept
 
-    def _measured(self, subject: Subject, *rest: Any) -> TunedWay | None:
+    def _measured(self, subject: trial.Subject, *rest: Any) -> TunedWay | None:
         """What was found for a kernel, None where it cannot be measured: that costs no graph."""
         try:
             return self._tuned(subject, *rest)
@@ -331,21 +321,21 @@ class Tuning:
             return None
 
     def _tuned(
-        self, subject: Subject, plan: Plan, content: Content, choices: Choices, wish: Wish,
-        machine: str,
+        self, subject: trial.Subject, plan: Plan, content: trial.Content, choices: Choices,
+        wish: Wish, machine: str,
     ) -> TunedWay:  # fmt: skip
         order = subject.order
-        stage = Stage(subject.steps, plan, content)
+        stage = trial.Stage(subject.steps, plan, content)
         about = f"{KINDS[type(order.request)]} {order.label}"
         if stage.overwrites:
             return TunedWay(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
-        race = Race(order, self._target, stage, threads_of(plan), subject.beside)
+        race = Race(order, self._target, stage, trial.threads_of(plan), subject.beside)
         best = _walk(race, choices)
         way, usual, spent = _proven(race.usual, best, wish.margin)
         logger.info("%s: %.1f us, %s %.1f us", order.label, usual, way, spent)
         found = TunedWay(hash_of(order.request), machine, version(), about, str(way), spent, usual)
         if BY_TORCH.within(choices):
-            rival = stage.library(order.request, threads_of(plan))
+            rival = stage.library(order.request, trial.threads_of(plan))
             theirs = _beaten(best if way else race.usual, rival, wish.margin)
             if theirs:
                 by_torch = replace(found, way=str(BY_TORCH), microseconds=theirs)
@@ -362,9 +352,9 @@ class Tuning:
     def _machine(self, plan: Plan) -> str:
         """Where a kernel runs: processor, threads that are counted, and how far the memory of its
         plan is."""
-        size = far_bytes(plan)
+        size = trial.far_bytes(plan)
         far = "near" if size < _NEAR else "middle" if size < _MIDDLE else "far"
-        threads = f", {threads_of(plan)} threads" if plan.on_host else ""
+        threads = f", {trial.threads_of(plan)} threads" if plan.on_host else ""
         return f"{self._target.processor}{threads}, {far} memory"
 
 
@@ -394,7 +384,7 @@ def _proven(usual: Entrant, best: Entrant, margin: float) -> tuple[Way, float, f
     return AS_EVER, before, before
 
 
-def _beaten(own: Entrant, rival: LibraryTrial | None, margin: float) -> float:
+def _beaten(own: Entrant, rival: trial.LibraryTrial | None, margin: float) -> float:
     """Microseconds of torch's kernel if it is right, and faster by a margin twice; else 0."""
     if rival is None or not agree(*rival.exact()):
         return 0.0
@@ -406,11 +396,11 @@ def _beaten(own: Entrant, rival: LibraryTrial | None, margin: float) -> float:
     return spent
 
 
-def _distinct(found: Sequence[Subject], share: float) -> list[Subject]:
+def _distinct(found: Sequence[trial.Subject], share: float) -> list[trial.Subject]:
     """One kernel for each request that makes up a share of the work; those that make up most come
     first, so that the time for tuning is spent where it pays. It stands beside others if any of its
     kind does."""
-    kinds: dict[str, list[Subject]] = {}
+    kinds: dict[str, list[trial.Subject]] = {}
     for subject in found:
         kinds.setdefault(hash_of(subject.order.request), []).append(subject)
     work = {name: sum(s.work for s in alike) for name, alike in kinds.items()}
@@ -480,7 +470,7 @@ def with_threads(call: Call, counts: Sequence[int]) -> tuple[float, dict[int, fl
         for _ in range(ROUNDS):
             for n in counts:
                 torch.set_num_threads(n)
-                best[n] = min(best[n], least_time(call, counts[0], GRAPH_WINDOW))
+                best[n] = min(best[n], trial.least_time(call, counts[0], GRAPH_WINDOW))
     finally:
         torch.set_num_threads(most)
     return best.pop(counts[0]), best
@@ -493,6 +483,6 @@ def shows(tuned: Call, usual: Call) -> bool:
         call()
     for _ in range(ROUNDS):
         for call in best:
-            spent = least_time(call, torch.get_num_threads(), GRAPH_WINDOW)
+            spent = trial.least_time(call, torch.get_num_threads(), GRAPH_WINDOW)
             best[call] = min(best[call], spent)
     return best[tuned] <= SHOWS * best[usual]

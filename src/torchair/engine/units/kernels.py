@@ -16,15 +16,7 @@ from torchair.engine.fuse.units import Check, Unit, UnitKind, operands_of
 from torchair.engine.lower import Operand, build_nest
 from torchair.engine.plan.records import SIZES_AT, Argument, Content, Room
 from torchair.engine.plan.strides import Meta
-from torchair.engine.units.emitter import (
-    INTEGERS,
-    QUANTISED,
-    Made,
-    NotNative,
-    UnitSizes,
-    is_one,
-    parameters,
-)
+from torchair.engine.units import emitter
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
 from torchair.log import tell
@@ -53,14 +45,14 @@ def values_on(node: Node, port: str) -> list[Value]:
 
 def factors(node: Node) -> tuple[Value, Value]:
     """The two matrices of a product."""
-    ports = ("x", "weight") if node.type == QUANTISED else ("x1", "x2")
+    ports = ("x", "weight") if node.type == emitter.QUANTISED else ("x1", "x2")
     first, second = (value_on(node, p) for p in ports)
     return first, second
 
 
 def transposed(node: Node, which: int) -> bool:
     """Whether operand 1 or 2 of a matrix product is to be read transposed."""
-    if node.type == QUANTISED:
+    if node.type == emitter.QUANTISED:
         return bool(node.attr("transpose_x" if which == 1 else "transpose_weight"))
     adjoint = node.type.startswith("Batch")
     return bool(node.attr(f"adj_x{which}" if adjoint else f"transpose_x{which}"))
@@ -79,8 +71,8 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
 
     def product(node: Node) -> Head:
         first, second = factors(node)
-        quantised = node.type in (QUANTISED, INTEGERS)
-        same = all(map(constant, parameters(node))) if quantised else constant(second)
+        quantised = node.type in (emitter.QUANTISED, emitter.INTEGERS)
+        same = all(map(constant, emitter.parameters(node))) if quantised else constant(second)
         return Head(
             "matmul", TYPES.get(first.dtype), same, rows=_rows(node), along=transposed(node, 2),
             quantised=quantised,
@@ -125,15 +117,15 @@ def _product_unfit(node: Node) -> str | None:
     ranks = [len(value.shape or ()) for value in factors(node)]
     if min(ranks) < 2:
         return "it is not a product of matrices"
-    if node.type == QUANTISED:
+    if node.type == emitter.QUANTISED:
         return _quantised_unfit(node)
-    if node.type == INTEGERS:
+    if node.type == emitter.INTEGERS:
         return _integers_unfit(node)
     return None if node.inputs.get("offset_w") is None else "it is quantised"
 
 
 def _quantised_unfit(node: Node) -> str | None:
-    values = parameters(node)
+    values = emitter.parameters(node)
     shapes = [v.shape or () for v in values]
     types = [TYPES.get(v.dtype) for v in values]
     if any(not isinstance(d, int) for shape in shapes for d in shape) or len(shapes[0]) != 2:
@@ -159,7 +151,7 @@ def _integers_unfit(node: Node) -> str | None:
 
 def group_of(node: Node) -> int | None:
     """Numbers of a column of a quantised weight that share a scale; None if no number fits."""
-    weight, *others = (_fixed(value) for value in parameters(node))
+    weight, *others = (_fixed(value) for value in emitter.parameters(node))
     n, k = weight if transposed(node, 2) else reversed(weight)
     counts = {_groups(dims, n, transposed(node, 2)) for dims in others}
     if len(counts) != 1 or (groups := counts.pop()) is None or not k or k % groups:
@@ -229,7 +221,7 @@ class Emission:
     them."""
 
     def __init__(
-        self, unit: Unit, sizes: UnitSizes, target: Target,
+        self, unit: Unit, sizes: emitter.UnitSizes, target: Target,
         constant: Callable[[Value], bool], bits: Callable[[Value], int],
     ) -> None:  # fmt: skip
         """`bits` tells how many the numbers of a constant need: 0, 4 or 8."""
@@ -238,7 +230,7 @@ class Emission:
         self.arguments: list[Argument] = []
         self.word = sizes.word
 
-    def run(self) -> Made:
+    def run(self) -> emitter.Made:
         """The kernel, ordered."""
         ask: dict[UnitKind, Callable[[], requests.Request]] = {
             "loops": self._loops, "matmul": self._matmul, "conv": self._conv,
@@ -248,7 +240,7 @@ class Emission:
         tell(4, lambda: f"torchair kernel {self._label()}\n{request}")
         self.sizes.seal()
         order = KernelOrder(self.target, request, self._label())
-        return Made(self.target, order, self.arguments, self.sizes, _flops(self.unit))
+        return emitter.Made(self.target, order, self.arguments, self.sizes, _flops(self.unit))
 
     # ---- words ----
 
@@ -260,7 +252,7 @@ class Emission:
     def _next(self, argument: Argument) -> int:
         self.arguments.append(argument)
         if len(self.arguments) > SIZES_AT:
-            raise NotNative(f"more than {SIZES_AT} operands")
+            raise emitter.NotNative(f"more than {SIZES_AT} operands")
         return len(self.arguments) - 1
 
     def _fault(self) -> int:
@@ -298,28 +290,28 @@ class Emission:
         a, b = factors(node)
         batch, m, n, k, sa, sb = self._product(node)
         one = self.constant(b) and len(b.shape or ()) == 2
-        if parameters(node):
+        if emitter.parameters(node):
             n, k = (int(d) for d in (n, k))  # those of constants
         spec = requests.MatMul(
             TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
             self._all(sa), self._all(sb),
             "" if not one else "nk" if transposed(node, 2) else "kn",
-            self._weight(node) if node.type == QUANTISED else None,
+            self._weight(node) if node.type == emitter.QUANTISED else None,
         )  # fmt: skip
         self.address(a)
         self.address(b)
         self._next(Argument(Room.SCRATCH))
-        if node.type == INTEGERS:
+        if node.type == emitter.INTEGERS:
             self.address(b)
-        elif node.type == QUANTISED:
-            scales, *offsets = parameters(node)[1:]
+        elif node.type == emitter.QUANTISED:
+            scales, *offsets = emitter.parameters(node)[1:]
             self.address(scales)
             self.address(offsets[0] if offsets else scales)
         return requests.Product(spec, self._epilogue())
 
     def _weight(self, node: Node) -> requests.Weight:
         """What the integers of a quantised weight mean."""
-        weight, scales, *offsets = parameters(node)
+        weight, scales, *offsets = emitter.parameters(node)
         group = group_of(node)
         assert group is not None
         narrow = self.bits(weight) <= 4 and group % requests.FOUR_BITS_STEP == 0
@@ -410,7 +402,7 @@ class Emission:
         if mask is None:
             return (0, 0, 0, 0)
         dims, strides = self.sizes.dims(mask), self.sizes.strides(mask)
-        own = [0 if is_one(n) else s for n, s in zip(dims, strides, strict=True)]
+        own = [0 if emitter.is_one(n) else s for n, s in zip(dims, strides, strict=True)]
         return (*[0] * (4 - len(own)), *own)
 
     def _pool(self) -> requests.Pool:
@@ -453,7 +445,7 @@ def _total(dims: Sequence[Int]) -> Int:
 def _broadcast(a: Sequence[Int], b: Sequence[Int]) -> list[Int]:
     rank = max(len(a), len(b))
     a, b = [*[1] * (rank - len(a)), *a], [*[1] * (rank - len(b)), *b]
-    return [y if is_one(x) else x for x, y in zip(a, b, strict=True)]
+    return [y if emitter.is_one(x) else x for x, y in zip(a, b, strict=True)]
 
 
 def _one_stride(dims: Sequence[Int], strides: Sequence[Int]) -> Int:
@@ -461,10 +453,10 @@ def _one_stride(dims: Sequence[Int], strides: Sequence[Int]) -> Int:
     step: Int | None = None
     reach: Int = 0
     for n, s in zip(reversed(dims), reversed(strides), strict=True):
-        if is_one(n):
+        if emitter.is_one(n):
             continue
         if step is not None and s != reach:
-            raise NotNative("rows are not evenly spaced in memory")
+            raise emitter.NotNative("rows are not evenly spaced in memory")
         step, reach = (s if step is None else step), n * s
     return 0 if step is None else step
 
@@ -472,4 +464,5 @@ def _one_stride(dims: Sequence[Int], strides: Sequence[Int]) -> Int:
 def _batch_stride(dims: Sequence[Int], own: Sequence[Int], strides: Sequence[Int]) -> Int:
     own = [*[1] * (len(dims) - len(own)), *own]
     strides = [*[0] * (len(dims) - len(strides)), *strides]
-    return _one_stride(dims, [0 if is_one(n) else s for n, s in zip(own, strides, strict=True)])
+    steps = [0 if emitter.is_one(n) else s for n, s in zip(own, strides, strict=True)]
+    return _one_stride(dims, steps)

@@ -7,22 +7,9 @@ from collections.abc import Callable
 
 from torchair.codegen.cpu.matmul.tile import fold, shuffle, transpose
 from torchair.codegen.numbers import BYTES, Element
+from torchair.codegen.text import memory, writer
 from torchair.codegen.text.maths_vector import wide
-from torchair.codegen.text.memory import (
-    arrived,
-    leaving,
-    masked_load,
-    memory_element,
-    store_vector,
-)
-from torchair.codegen.text.writer import (
-    REASSOCIATE,
-    KernelWriter,
-    Writer,
-    f32,
-    lane_numbers,
-    prefix_mask,
-)
+from torchair.codegen.text.writer import KernelWriter, Writer, f32, lane_numbers
 
 LOWEST = f"splat (float {f32(-math.inf)})"
 LOG2_E = 1 / math.log(2)
@@ -116,7 +103,7 @@ def over(w: Writer, width: int, body: Callable[[str, int], None]) -> None:
 
 def widen(w: Writer, dtype: Element, value: str) -> str:
     """A vector of elements as float32; of truth values, 0 and minus infinity."""
-    value = arrived(w, value, dtype, w.lanes)
+    value = memory.arrived(w, value, dtype, w.lanes)
     return where(w, value, "zeroinitializer", LOWEST) if dtype == "bool" else value
 
 
@@ -124,12 +111,12 @@ def read(
     w: Writer, dtype: Element, base: str, stride: str, valid: int, lanes: int | None = None
 ) -> str:
     """The first `valid` elements from an address on, as stored; zeros behind them."""
-    n, kind = lanes or w.lanes, memory_element(dtype)
+    n, kind = lanes or w.lanes, memory.memory_element(dtype)
     vt = f"<{n} x {kind}>"
     if stride == "1" and valid >= n:
         return w(f"load {vt}, ptr {base}, align {BYTES[dtype]}")
     if stride == "1":
-        return masked_load(w, kind, base, prefix_mask(n, valid), n, BYTES[dtype])
+        return memory.masked_load(w, kind, base, writer.prefix_mask(n, valid), n, BYTES[dtype])
     value = "zeroinitializer"
     for j in range(min(valid, n)):
         at = w.offset(base, kind, w.mul(stride, j))
@@ -140,11 +127,11 @@ def read(
 
 def read_up_to(w: Writer, dtype: Element, base: str, stride: str, count: str) -> str:
     """Up to a vector of a mask, widened; minus infinity from the run-time `count` on."""
-    kind, raw = memory_element(dtype), w.vector(memory_element(dtype))
+    kind, raw = memory.memory_element(dtype), w.vector(memory.memory_element(dtype))
     inside = before(w, count)
 
     def masked() -> str:
-        return masked_load(w, kind, base, inside, w.lanes, BYTES[dtype])
+        return memory.masked_load(w, kind, base, inside, w.lanes, BYTES[dtype])
 
     if stride == "1" and w.machine.bits == 512:
         value = masked()
@@ -164,10 +151,10 @@ def read_up_to(w: Writer, dtype: Element, base: str, stride: str, count: str) ->
 def write(w: Writer, dtype: Element, value: str, base: str, stride: str, valid: int) -> None:
     """Store the first `valid` lanes of a vector of float32 as elements."""
     if stride == "1":
-        mask = None if valid >= w.lanes else prefix_mask(w.lanes, valid)
-        store_vector(w, dtype, value, base, w.lanes, mask)
+        mask = None if valid >= w.lanes else writer.prefix_mask(w.lanes, valid)
+        memory.store_vector(w, dtype, value, base, w.lanes, mask)
         return
-    kind, value = memory_element(dtype), leaving(w, value, dtype, w.lanes)
+    kind, value = memory.memory_element(dtype), memory.leaving(w, value, dtype, w.lanes)
     for j in range(min(valid, w.lanes)):
         one = w(f"extractelement {w.vector(kind)} {value}, i64 {j}")
         at = w.offset(base, kind, w.mul(stride, j))
@@ -208,7 +195,7 @@ def four_sums(w: Writer, vectors: list[str]) -> str:
         parts = (list(range(first, first + n // 2)) for first in (0, n // 2))
         halves = [shuffle(w, "float", n, (total, "poison"), picks) for picks in parts]
         n //= 2
-        total = w(f"fadd {REASSOCIATE} <{n} x float> {halves[0]}, {halves[1]}")
+        total = w(f"fadd {writer.REASSOCIATE} <{n} x float> {halves[0]}, {halves[1]}")
     return total
 
 

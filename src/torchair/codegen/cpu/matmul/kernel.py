@@ -5,19 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from torchair.codegen.cpu.matmul import digits, quantised, seven
+from torchair.codegen.cpu.matmul import digits, forms, quantised, seven
 from torchair.codegen.cpu.matmul.digits import DigitForm, IntegerForm, in_digits
-from torchair.codegen.cpu.matmul.forms import (
-    FEW,
-    CopyForm,
-    DirectForm,
-    DotForm,
-    PanelForm,
-    ProductForm,
-    TileLoops,
-    contiguous,
-    fits_cache,
-)
 from torchair.codegen.cpu.matmul.pack import PackPanels, PackPanelScales, PackWeight, load_column
 from torchair.codegen.cpu.matmul.quantised import SCALES, DecodingForm, WrittenForm
 from torchair.codegen.cpu.matmul.tile import (
@@ -52,9 +41,10 @@ FormName = Literal[
 PACKED: tuple[FormName, ...] = ("panel", "decoded", "digits", "bytes", "seven")
 """Forms that read B as it was laid out ahead of time."""
 
-FORMS: dict[FormName, type[ProductForm]] = {
-    "panel": PanelForm, "direct": DirectForm, "dot": DotForm, "copy": CopyForm,
-    "decoded": DecodingForm, "written": WrittenForm, "digits": DigitForm, "bytes": IntegerForm,
+FORMS: dict[FormName, type[forms.ProductForm]] = {
+    "panel": forms.PanelForm, "direct": forms.DirectForm, "dot": forms.DotForm,
+    "copy": forms.CopyForm, "decoded": DecodingForm, "written": WrittenForm, "digits": DigitForm,
+    "bytes": IntegerForm,
 }  # fmt: skip
 
 
@@ -110,13 +100,13 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[FormName, FormName, int]:
     if spec.dtype == "i8":
         return "bytes", "bytes", 0
     if spec.weight is not None:
-        return "digits" if in_digits(spec, machine) else "decoded", "written", FEW
+        return "digits" if in_digits(spec, machine) else "decoded", "written", forms.FEW
     pairs = Numbers.of(spec.dtype, machine).pair == 2
     if _packing_pays(spec):
         return "panel", "panel", 0
-    if contiguous(spec) == "n":
+    if forms.contiguous(spec) == "n":
         return ("direct", "copy", 8) if pairs else ("direct", "direct", 0)
-    if contiguous(spec) == "k" and spec.a[2] == 1:
+    if forms.contiguous(spec) == "k" and spec.a[2] == 1:
         if isinstance(spec.k, Word):
             return "dot", "copy", 4
         if isinstance(spec.m, Word) and spec.k >= LONG:
@@ -162,10 +152,10 @@ def matmul(
 def _write(name: FormName, values: Values, choice: Choice, store: Store) -> int:
     """Write a product in some form; bytes of scratch memory that each thread needs."""
     if name == "seven":
-        loops: TileLoops = seven.SevenLoops(values, choice.tile, choice.cut, store)
+        loops: forms.TileLoops = seven.SevenLoops(values, choice.tile, choice.cut, store)
     else:
         tile = Tile(choice.dots, 1) if name == "dot" else choice.tile
-        loops = TileLoops(values, FORMS[name](values, tile, choice.cut), store)
+        loops = forms.TileLoops(values, FORMS[name](values, tile, choice.cut), store)
     loops.write()
     return loops.form.bytes
 
@@ -236,7 +226,7 @@ def _vectors(spec: MatMul, machine: Machine, widest: int) -> int:
     larger one if few tiles would touch a new page of memory for every narrow row of them."""
     if isinstance(spec.n, Word):
         return widest
-    if contiguous(spec) == "n" and isinstance(spec.m, int) and spec.m <= 2 and spec.n >= 1024:
+    if forms.contiguous(spec) == "n" and isinstance(spec.m, int) and spec.m <= 2 and spec.n >= 1024:
         return 2 * widest
     needed = max(1, -(-spec.n // machine.lanes))
     narrowest = min(2, needed, widest)
@@ -281,7 +271,7 @@ def matmul_choices(request: Product, machine: Machine) -> Choices:
     assert isinstance(spec.m, int)
     if spec.m > 24:
         found["strip"] = STRIPS
-    elif spec.m <= usual.tile.rows and not fits_cache(spec):
+    elif spec.m <= usual.tile.rows and not forms.fits_cache(spec):
         found["ahead"] = AHEAD
     several = {name: values for name, values in found.items() if len(values) > 1}
     return several | {"by": ("torch",)}
@@ -292,7 +282,7 @@ def _integer_choices(spec: MatMul, machine: Machine, usual: Tile) -> Choices:
     decode them in registers."""
     assert isinstance(spec.m, int)
     found = {"tile": tuple(f"{rows}x{usual.vectors}" for rows in HEIGHTS if rows <= spec.m)}
-    few, most = ("digits", FEW) if in_digits(spec, machine) else ("decoded", 2 * FEW)
+    few, most = ("digits", forms.FEW) if in_digits(spec, machine) else ("decoded", 2 * forms.FEW)
     if spec.weight is not None and spec.m <= most:
         found = {"form": (few, "written")} | found
     return found
@@ -302,9 +292,9 @@ def _ways_of(spec: MatMul, machine: Machine, tile: Tile) -> tuple[str, ...]:
     """Ways to read B that are right for its layout."""
     found = ["panel"] if spec.constant else []
     found += ["seven"] if seven.suits_seven(spec, machine, tile.vectors) else []
-    if contiguous(spec) == "n":
+    if forms.contiguous(spec) == "n":
         found.append("direct")
-    elif contiguous(spec) == "k" and spec.a[2] == 1:
+    elif forms.contiguous(spec) == "k" and spec.a[2] == 1:
         found.append("dot")
     return (*found, "copy")
 

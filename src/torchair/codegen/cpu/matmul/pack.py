@@ -16,16 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from torchair.codegen.cpu.jit import empty
-from torchair.codegen.cpu.matmul.tile import (
-    BYTES_AT_ONCE,
-    Code,
-    Numbers,
-    inside,
-    pair_up,
-    part_of,
-    transpose,
-    widest_tile,
-)
+from torchair.codegen.cpu.matmul import tile
 from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.target import by_column
 from torchair.codegen.text.maths_vector import wide
@@ -64,14 +55,14 @@ class PackPanels:
     vectors: int = 0  # width of a panel, 0 for that of the widest tile
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        numbers = Numbers.of(NAMES[weight.dtype], self.machine)
-        vectors = self.vectors or widest_tile(numbers.dtype, self.machine).vectors
+        numbers = tile.Numbers.of(NAMES[weight.dtype], self.machine)
+        vectors = self.vectors or tile.widest_tile(numbers.dtype, self.machine).vectors
         columns = weight if self.transposed else weight.t()
         return panels_of(columns, vectors * self.machine.lanes, numbers.pair).flatten(2)
 
 
 @dataclass(frozen=True)
-class PackCode(Code):
+class PackCode(tile.Code):
     """A function that writes one panel: `(b, panel, k, columns, stride of k, stride of n)`.
 
     It copies blocks of vectors if one of the strides is 1, the rest cell by cell. Columns that
@@ -79,7 +70,7 @@ class PackCode(Code):
     """
 
     arguments = "ptr %b, ptr %panel, i64 %k, i64 %columns, i64 %b_k, i64 %b_column"
-    numbers: Numbers
+    numbers: tile.Numbers
     vectors: int  # width of the panel
     b_k: str  # strides of B; literals become part of the code
     b_column: str
@@ -99,11 +90,11 @@ class PackCode(Code):
 
     @property
     def _k(self) -> str:
-        return inside(self.b_k, "%b_k")
+        return tile.inside(self.b_k, "%b_k")
 
     @property
     def _column(self) -> str:
-        return inside(self.b_column, "%b_column")
+        return tile.inside(self.b_column, "%b_column")
 
     @property
     def _width(self) -> int:
@@ -121,7 +112,7 @@ class PackCode(Code):
                     at = t.offset(row, numbers.cell, step.index)
                     cells.append(t(f"load {numbers.cells}, ptr {at}, align {numbers.bytes}"))
                 to = self._at(t, step.index, block.index)
-                for i, made in enumerate(transpose(t, numbers.cell, cells)):
+                for i, made in enumerate(tile.transpose(t, numbers.cell, cells)):
                     row = t.offset(to, numbers.cell, i * self._width)
                     t.do(f"store {numbers.cells} {made}, ptr {row}, align {numbers.bytes}")
 
@@ -133,7 +124,7 @@ class PackCode(Code):
             at = t.mul(t.mul(step.index, numbers.pair), self._k)
             row = t.offset("%b", numbers.memory, t.add(at, block.index))
             if numbers.pair == 2:
-                made = pair_up(t, numbers, [row, t.offset(row, numbers.memory, self._k)])
+                made = tile.pair_up(t, numbers, [row, t.offset(row, numbers.memory, self._k)])
             else:
                 made = t(f"load {numbers.cells}, ptr {row}, align {numbers.bytes}")
             to = self._at(t, step.index, block.index)
@@ -177,7 +168,7 @@ class Decoder:
     """The integers of panels as factors of `numbers`: float32, or pairs of bf16."""
 
     machine: Machine
-    numbers: Numbers
+    numbers: tile.Numbers
     bits: int
     vectors: int  # width of a tile
     quads: bool = False  # four bytes of a column are together
@@ -186,7 +177,7 @@ class Decoder:
     def span(self) -> int:
         """Rows of B that one step takes."""
         if self.bits == 8:
-            return BYTES_AT_ONCE if self.quads else 1
+            return tile.BYTES_AT_ONCE if self.quads else 1
         return _NIBBLES // self.vectors
 
     @property
@@ -218,13 +209,14 @@ class Decoder:
         places = [t.offset(at, t.vector("i32"), j) for j in range(self.vectors)]
         cells = [wide(t, "i32").load(x, 4) ^ -2139062144 for x in places]  # 128 in all bytes
         return [
-            [part_of(t, x.name, 8, k).to("float").name for x in cells] for k in range(BYTES_AT_ONCE)
+            [tile.part_of(t, x.name, 8, k).to("float").name for x in cells]
+            for k in range(tile.BYTES_AT_ONCE)
         ]
 
     def _from_nibble(self, t: Writer, cells: str, place: int) -> str:
         """One nibble of every lane. A processor with wide permutations looks the number up."""
         if self.machine.bits != 512 or self.machine.arch != "x86_64":
-            return part_of(t, cells, 4, place).to("float").name
+            return tile.part_of(t, cells, 4, place).to("float").name
         kind, floats = t.vector("i32"), t.vector("float")
         low = wide(t, "i32", cells).shifted_down(4 * place).name if place else cells
         name, table = "llvm.x86.avx512.permvar.sf.512", _table("float", 1)
@@ -261,8 +253,8 @@ class PackWeight:
     quads: bool = False
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        lanes, vectors = self.machine.lanes, widest_tile("f32", self.machine).vectors
-        span = BYTES_AT_ONCE if self.quads else 2 if self.bits == 8 else _NIBBLES // vectors
+        lanes, vectors = self.machine.lanes, tile.widest_tile("f32", self.machine).vectors
+        span = tile.BYTES_AT_ONCE if self.quads else 2 if self.bits == 8 else _NIBBLES // vectors
         made = panels_of(weight if self.transposed else weight.t(), lanes * vectors, span)
         if self.quads:
             return made.bitwise_xor_(-128)
@@ -295,5 +287,5 @@ class PackPanelScales:
     transposed: bool  # those of groups are [N, groups]
 
     def __call__(self, scales: torch.Tensor) -> torch.Tensor:
-        width = widest_tile("f32", self.machine).vectors * self.machine.lanes
+        width = tile.widest_tile("f32", self.machine).vectors * self.machine.lanes
         return panels_of(by_column(scales, self.n, self.transposed), width).squeeze(3)

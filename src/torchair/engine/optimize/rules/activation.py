@@ -7,20 +7,9 @@ import math
 from collections.abc import Callable
 
 from torchair import ge
+from torchair.ge import rewrite
 from torchair.ge.graph import Node, Value
-from torchair.ge.rewrite import (
-    Build,
-    Inner,
-    Mismatch,
-    RuleSet,
-    both_orders,
-    made_by,
-    number,
-    only,
-    operands,
-    shape_of,
-    with_number,
-)
+from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, both_orders, made_by, operands
 from torchair.ge.shapes import broadcast
 
 ACTIVATION_PATTERNS = RuleSet()
@@ -40,7 +29,7 @@ def _factors(value: Value, inner: Inner) -> tuple[list[Value], float]:
     found: list[Value] = []
     known, products = 1.0, [value]
     for product in products:
-        scaled = with_number(product, "Mul")
+        scaled = rewrite.with_number(product, "Mul")
         known *= 1.0 if scaled is None else scaled[1]
         for v in [scaled[0]] if scaled is not None else operands(product):
             if made_by(v, "Mul", "Muls") and len(v.uses) == 1 and len(products) < _LARGEST:
@@ -59,7 +48,7 @@ def _polynomial(value: Value, x: Value, inner: Inner) -> Polynomial | None:
         v = todo[-1]
         if v in parts:
             todo.pop()
-        elif (known := number(v)) is not None:
+        elif (known := rewrite.number(v)) is not None:
             parts[v] = {0: known}
         elif v.node.type not in _COMBINE or v.index or len(todo) + len(parts) > _LARGEST:
             return None
@@ -123,7 +112,7 @@ def GeluFusion(node: Node, inner: Inner) -> Build | None:
     """x / 2 * (1 + erf(x / sqrt(2))), and the form with tanh -> GeluV2"""
     factors, known = _factors(node.outputs[0], inner)
     for gate in factors:
-        found = with_number(gate, "Add")
+        found = rewrite.with_number(gate, "Add")
         if found is not None and found[1] == 1 and found[0].node.type in _INNER:
             break
     else:
@@ -136,7 +125,7 @@ def GeluFusion(node: Node, inner: Inner) -> Build | None:
     if len(rest) != 1:
         raise Mismatch("it is not one value that is gated", gate)
     (x,) = rest
-    if made_by(x, "RealDiv", "Div") and number(operands(x)[1]) == 2:
+    if made_by(x, "RealDiv", "Div") and rewrite.number(operands(x)[1]) == 2:
         inner.add(x)
         x, known = operands(x)[0], known / 2
     if not _close(known, 0.5):
@@ -154,7 +143,7 @@ def SwishFusion(node: Node, inner: Inner) -> Build | None:
         if not made_by(gate, "Sigmoid"):
             continue
         inside = operands(gate)[0]
-        scaled = (inside, 1.0) if inside is x else with_number(inside, "Mul")
+        scaled = (inside, 1.0) if inside is x else rewrite.with_number(inside, "Mul")
         if scaled is None or scaled[0] is not x:
             raise Mismatch("what is gated is not what the sigmoid is taken of", gate)
         inner.add(gate, *([] if inside is x else [inside]))
@@ -190,7 +179,7 @@ def half_of(value: Value) -> tuple[Value, int, int] | None:
         axis = dim.content
     elif node.type == "StridedSliceV2" and node.inputs.get("strides") is not None:
         x = node.values()[0]
-        begin, end, axis, step = map(only, node.values()[1:])
+        begin, end, axis, step = map(rewrite.only, node.values()[1:])
         if begin is None or end is None or step != 1:
             return None
     else:
@@ -229,7 +218,7 @@ def _rotary(x: Value, plain: Value, sin: Value) -> Build:
     for factor in (cos, sin):
         if factor.dtype != x.dtype:
             raise Mismatch("types differ", factor)
-        if broadcast(shape_of(x), shape_of(factor)) != x.shape:
+        if broadcast(rewrite.shape_of(x), rewrite.shape_of(factor)) != x.shape:
             raise Mismatch("the result is larger than what is turned", factor)
     return lambda: ge.RotaryMul(x, cos, sin)
 

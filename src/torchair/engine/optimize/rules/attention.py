@@ -9,22 +9,10 @@ from typing import Any
 import torch
 
 from torchair import ge
+from torchair.ge import rewrite
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
-from torchair.ge.rewrite import (
-    KERNEL_FLOATS,
-    Build,
-    Inner,
-    Mismatch,
-    RuleSet,
-    both_orders,
-    flags_of,
-    made_by,
-    number,
-    operands,
-    shape_of,
-    with_number,
-)
+from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, both_orders, made_by, operands
 from torchair.operators import Op
 from torchair.operators.attention import is_plain
 from torchair.ops.npu.attend import ALL, CAUSAL, CAUSAL_END, DEFAULT, NO_LIMIT
@@ -47,11 +35,11 @@ def AttentionFusion(node: Node, inner: Inner) -> Build | None:
     if node.attr("adj_x1") or axes != [weights.rank - 1]:
         raise Mismatch("the softmax is not over what is summed up", weights)
     inner.add(weights)
-    length = shape_of(weights)[-2]
+    length = rewrite.shape_of(weights)[-2]
     if inner.state.native and isinstance(length, int) and 1 < length < _FEW:
         raise Mismatch("generated code of the parts is faster for so few queries", weights)
     scores = _scores(_below(operands(weights)[0], inner), inner)
-    return _SpeltOut(node, shape_of(weights), *scores).build
+    return _SpeltOut(node, rewrite.shape_of(weights), *scores).build
 
 
 def _below(value: Value, inner: Inner) -> Value:
@@ -86,10 +74,10 @@ def _scores(value: Value, inner: Inner) -> tuple[Node, float, Value | None]:
 
 
 def _scale(value: Value) -> tuple[Value, float] | None:
-    found = with_number(value, "Mul")
+    found = rewrite.with_number(value, "Mul")
     if found is None and made_by(value, "RealDiv", "Div"):
         x, divisor = operands(value)
-        known = number(divisor)
+        known = rewrite.number(divisor)
         return (x, 1 / known) if known else None
     return found
 
@@ -116,10 +104,10 @@ class _SpeltOut:
         self.length, self.span = weights[-2:]
         if len(weights) not in (3, 4):
             raise Mismatch("it has neither heads nor batches of them", self.node)
-        if self.query.dtype not in KERNEL_FLOATS or self.query.dtype != self.value.dtype:
+        if self.query.dtype not in rewrite.KERNEL_FLOATS or self.query.dtype != self.value.dtype:
             raise Mismatch("its types have no fused kernel", self.query)
-        self.width = shape_of(self.query)[-1]
-        self.value_width = shape_of(self.value)[-2 if self.value_turned else -1]
+        self.width = rewrite.shape_of(self.query)[-1]
+        self.value_width = rewrite.shape_of(self.value)[-2 if self.value_turned else -1]
         _check_widths(self.query, self.width, self.value_width)
         if not isinstance(self.lead[-1], int):
             raise Mismatch("the number of heads is symbolic", self.query)
@@ -131,7 +119,7 @@ class _SpeltOut:
         key = self._rows(self.key, self.key_turned, self.width)
         value = self._rows(self.value, not self.value_turned, self.value_width)
         last = self._heads_last()
-        missing = 0 if self.mask is None else 4 - len(shape_of(self.mask))
+        missing = 0 if self.mask is None else 4 - len(rewrite.shape_of(self.mask))
         mask = ge.Unsqueeze(self.mask, axes=list(range(missing))) if missing else self.mask
         out, _ = ge.FusedInferAttentionScore(
             query, [key], [value], mask, num_heads=heads, scale=self.scale,
@@ -174,7 +162,7 @@ class _SpeltOut:
         return turned and users[0].values()[1].content == _HEADS_LAST
 
     def _result(self, out: Value, dims: tuple[Any, ...]) -> Value:
-        wanted = shape_of(self.node.outputs[0])
+        wanted = rewrite.shape_of(self.node.outputs[0])
         if wanted == dims:
             return out
         if all(isinstance(d, int) for d in wanted):
@@ -198,9 +186,9 @@ def RepeatedHeadsFusion(node: Node, inner: Inner) -> Build | None:
     sources = _repeated(key), _repeated(value)
     if sources[0] is None or sources[1] is None:
         return None
-    if shape_of(sources[0])[:3] != shape_of(sources[1])[:3] or len(mask) > 1:
+    if rewrite.shape_of(sources[0])[:3] != rewrite.shape_of(sources[1])[:3] or len(mask) > 1:
         raise Mismatch("keys and values are repeated in different ways", node)
-    flags = {**flags_of(node), "num_key_value_heads": shape_of(sources[0])[1]}
+    flags = {**rewrite.flags_of(node), "num_key_value_heads": rewrite.shape_of(sources[0])[1]}
     few = [[sources[0]], [sources[1]]]
     return lambda: list(ge.FusedInferAttentionScore(query, *few, *mask, **flags))
 
@@ -317,11 +305,11 @@ class _ByHeads:
         if self.layout not in _LAYOUTS or self.out_layout not in _LAYOUTS:
             raise Mismatch(f"its layout is {layout}", self.node)
         self.query, self.key, self.value = map(self._operand, ("query", "key", "value"))
-        if self.query.dtype not in KERNEL_FLOATS or self.query.dtype != self.key.dtype:
+        if self.query.dtype not in rewrite.KERNEL_FLOATS or self.query.dtype != self.key.dtype:
             raise Mismatch("its types have no generated code", self.query)
         self.batch, self.length, self.width = self._dims(self.query, self.heads)
         if not self.key_heads:  # the operator does not say it
-            dims = shape_of(self.key)
+            dims = rewrite.shape_of(self.key)
             found = dims[1 if self.layout == "BNSD" else 2]
             self.key_heads = found // self.width if self.layout == "BSH" else found
             if not isinstance(self.key_heads, int):
@@ -342,7 +330,7 @@ class _ByHeads:
 
     def _dims(self, x: Value, heads: int) -> tuple[Any, Any, Any]:
         """Batch, positions and features of an operand."""
-        dims = shape_of(x)
+        dims = rewrite.shape_of(x)
         if self.layout == "BSH":
             return dims[0], dims[1], dims[2] // heads
         return dims[0], dims[2 if self.layout == "BNSD" else 1], dims[3]
@@ -398,7 +386,7 @@ class _ByHeads:
             none, least = ge.Const(0.0, dtype=dtype), ge.Const(float("-inf"), dtype=dtype)
             term = ge.SelectV2(hidden, least, none)
             shift = term if shift is None else ge.Add(shift, term)
-        if shift is self.shift and shift is not None and len(shape_of(shift)) != 4:
+        if shift is self.shift and shift is not None and len(rewrite.shape_of(shift)) != 4:
             raise Mismatch("what is added to the scores has no heads", shift)
         return shift
 
@@ -407,7 +395,7 @@ class _ByHeads:
         mask = self.mask
         if mask is None or self.mode not in (DEFAULT, ALL):
             return None
-        dims = shape_of(mask)
+        dims = rewrite.shape_of(mask)
         rows = dims[-2] if len(dims) > 2 or self.length != 1 else 1
         if dims[-1] != self.span or rows not in (1, self.length):
             raise Mismatch("the mask is larger than the scores", mask)
@@ -422,7 +410,7 @@ class _ByHeads:
         lengths = self.key_lengths
         if lengths is None:
             return None
-        if not isinstance(self.span, int) or shape_of(lengths) not in ((1,), (self.batch,)):
+        if not isinstance(self.span, int) or rewrite.shape_of(lengths) not in ((1,), (self.batch,)):
             raise Mismatch("lengths do not fit the keys", lengths)
         ends = ge.Unsqueeze(lengths, axes=[1, 2, 3])
         found: Value = ge.GreaterEqual(ge.Const(torch.arange(self.span)), ends)

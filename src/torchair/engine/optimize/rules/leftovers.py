@@ -7,22 +7,10 @@ from functools import partial
 from typing import Any
 
 from torchair import ge
+from torchair.ge import rewrite
 from torchair.ge.build import builder
 from torchair.ge.graph import INPUTS, Node, Value
-from torchair.ge.rewrite import (
-    KERNEL_FLOATS,
-    Build,
-    Inner,
-    Mismatch,
-    RuleSet,
-    both_orders,
-    flags_of,
-    made_by,
-    number,
-    only,
-    operands,
-    swaps_last_two,
-)
+from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, both_orders, made_by, operands
 from torchair.operators import Trait, has_trait, row_of
 from torchair.operators.slicing import END, slice_length
 
@@ -34,7 +22,7 @@ def MultiplyByOne(node: Node, inner: Inner) -> Build:
     """x * 1 -> x"""
     result = node.outputs[0]
     for kept, other in both_orders(node):
-        if number(other) == 1 and (kept.dtype, kept.shape) == (result.dtype, result.shape):
+        if rewrite.number(other) == 1 and (kept.dtype, kept.shape) == (result.dtype, result.shape):
             return lambda: kept
     raise Mismatch("neither factor is one")
 
@@ -121,7 +109,8 @@ def PartPutBack(node: Node, inner: Inner) -> Build | None:
         return None
     inner.see(before, behind)
     (x, *first), (_, *last) = slices
-    begin_end = _replaced(node, x, part, only(dim), [*map(only, first)], [*map(only, last)])
+    known, starts, ends = rewrite.only(dim), map(rewrite.only, first), map(rewrite.only, last)
+    begin_end = _replaced(node, x, part, known, [*starts], [*ends])
     if not _updates(node.outputs[0], x, inner.state):
         raise Mismatch("no input keeps the result", x)
     return lambda: ge.StridedSliceAssign(x, *begin_end, [1] * x.rank, part)
@@ -204,11 +193,11 @@ def _transpose_into(node: Node, inner: Inner, side: int) -> Build | None:
         return None
     inner.see(turned)
     x, perm = operands(turned)
-    if not swaps_last_two(perm):
+    if not rewrite.swaps_last_two(perm):
         raise Mismatch("it does not swap the last two dims", perm)
     fed[side - 1] = x
     flag = f"{'adj' if node.type == 'BatchMatMul' else 'transpose'}_x{side}"
-    flags = {**flags_of(node), flag: not node.attr(flag)}
+    flags = {**rewrite.flags_of(node), flag: not node.attr(flag)}
     return lambda: builder(node.type)(*fed, **flags)
 
 
@@ -230,7 +219,7 @@ def _bias_into(node: Node, inner: Inner, op_type: str) -> Build | None:
             raise Mismatch("bias and product do not fit", bias)
         inner.add(product)
         x1, x2, _, *rest = _fed(product.node)
-        flags = flags_of(product.node)
+        flags = rewrite.flags_of(product.node)
         return lambda: builder(op_type)(x1, x2, bias, *rest, **flags)
     return None
 
@@ -254,7 +243,7 @@ def BatchMatMulTransposeFusion(node: Node, inner: Inner) -> Build | None:
     if product.node.attr("adj_x1") or product.node.attr("adj_x2"):
         raise Mismatch("an operand is read transposed", product)
     x1, x2 = operands(product)
-    if x1.dtype not in KERNEL_FLOATS:
+    if x1.dtype not in rewrite.KERNEL_FLOATS:
         raise Mismatch("its type has no fused kernel", x1)
     inner.add(product)
     perm = (0, 1, 2)

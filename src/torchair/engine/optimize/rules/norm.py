@@ -4,23 +4,10 @@ sum over rows."""
 from __future__ import annotations
 
 from torchair import ge
+from torchair.ge import rewrite
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import Fact, Node, Value, needed_by
-from torchair.ge.rewrite import (
-    Build,
-    Inner,
-    Mismatch,
-    RuleSet,
-    below,
-    below_cast,
-    both_orders,
-    cast,
-    made_by,
-    number,
-    operands,
-    shape_of,
-    with_number,
-)
+from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, both_orders, made_by, operands
 
 NORM_PATTERNS = RuleSet()
 _PRODUCTS = ("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", "WeightQuantBatchMatmulV2")
@@ -32,7 +19,7 @@ def _square_of(value: Value) -> Value | None:
         return operands(value)[0]
     if made_by(value, "Mul") and operands(value)[0] is operands(value)[1]:
         return operands(value)[0]
-    if made_by(value, "Pow") and number(operands(value)[1]) == 2:
+    if made_by(value, "Pow") and rewrite.number(operands(value)[1]) == 2:
         return operands(value)[0]
     return None
 
@@ -56,7 +43,7 @@ def _over_root(value: Value, inner: Inner) -> tuple[Value, Value, float] | None:
         forms = [(operands(value)[0], operands(value)[1])] if quotient else []
     for x, root in forms:
         shifted = operands(root)[0]
-        found = with_number(shifted, "Add")
+        found = rewrite.with_number(shifted, "Add")
         if found is not None:
             inner.add(root, shifted, value)
             return x, *found
@@ -64,7 +51,7 @@ def _over_root(value: Value, inner: Inner) -> tuple[Value, Value, float] | None:
 
 
 def _check_parameter(parameter: Value, x: Value) -> None:
-    if parameter.shape != shape_of(x)[-1:]:
+    if parameter.shape != rewrite.shape_of(x)[-1:]:
         raise Mismatch("a parameter does not have the size of the last dim", parameter)
     if parameter.dtype != x.dtype or x.dtype not in FLOAT_TYPES:
         raise Mismatch("types differ", parameter)
@@ -74,7 +61,7 @@ def _check_parameter(parameter: Value, x: Value) -> None:
 def RmsNormFusion(node: Node, inner: Inner) -> Build | None:
     """gamma * (x * rsqrt(mean(x * x) + eps)) -> RmsNorm; the inner product may be cast back."""
     for gamma, scaled in both_orders(node):
-        found = _over_root(below_cast(scaled), inner)
+        found = _over_root(rewrite.below_cast(scaled), inner)
         if found is not None:
             return _rms_norm(gamma, scaled, *found, inner)
     return None
@@ -94,7 +81,7 @@ def _rms_norm(
     inner.add(mean, squares)
     if made_by(scaled, "Cast"):
         inner.add(scaled)
-        x = below_cast(x)
+        x = rewrite.below_cast(x)
         if x.dtype != scaled.dtype:
             raise Mismatch("it is cast to another type than it came in", scaled)
     _check_parameter(gamma, x)
@@ -110,7 +97,9 @@ def AddRmsNormFusion(node: Node, inner: Inner) -> Build | None:
     a, b = operands(total)
     if not (a.shape == b.shape == total.shape and a.dtype == b.dtype == total.dtype):
         raise Mismatch("the terms are broadcast or of different types", total)
-    if inner.state.native and any(below(v, "Reshape").node.type in _PRODUCTS for v in (a, b)):
+    if inner.state.native and any(
+        rewrite.below(v, "Reshape").node.type in _PRODUCTS for v in (a, b)
+    ):
         raise Mismatch("the sum is computed by the product before it", total)
     if total.node.control or total.node.control_users:
         raise Mismatch("the sum carries control edges", total.node)
@@ -161,7 +150,7 @@ def _layer_norm(
         inner.add(squares)
     for parameter in (gamma, beta):
         _check_parameter(parameter, x)
-    dims = shape_of(gamma)
+    dims = rewrite.shape_of(gamma)
     if not all(isinstance(d, int) for d in dims):
         raise Mismatch("the size of the last dim is symbolic", gamma)
 
@@ -182,9 +171,9 @@ def RmsNormGradSplit(node: Node, inner: Inner) -> Build | None:
     dy, x, rstd, gamma = node.values()
 
     def build() -> list[Value]:
-        leading = list(range(len(shape_of(x)) - len(shape_of(gamma))))
-        hat = ge.Mul(cast(x, rstd.dtype), rstd)
-        product = ge.Mul(cast(dy, rstd.dtype), hat)
+        leading = list(range(len(rewrite.shape_of(x)) - len(rewrite.shape_of(gamma))))
+        hat = ge.Mul(rewrite.cast(x, rstd.dtype), rstd)
+        product = ge.Mul(rewrite.cast(dy, rstd.dtype), hat)
         total = ge.ReduceSum(product, leading) if leading else product
         dx, _ = ge.RmsNormGrad(dy, x, rstd, gamma)
         return [dx, total]

@@ -10,24 +10,10 @@ from typing import Any
 
 from torchair import ge
 from torchair.codegen.target import ANY_ROWS
+from torchair.ge import rewrite
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import Node, Value
-from torchair.ge.rewrite import (
-    KERNEL_FLOATS,
-    Build,
-    Inner,
-    Mismatch,
-    RuleSet,
-    below,
-    below_cast,
-    both_orders,
-    cast,
-    made_by,
-    operands,
-    shape_of,
-    swaps_last_two,
-    with_number,
-)
+from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, cast, made_by, operands, shape_of
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
 
 QUANTISED_PATTERNS = RuleSet()
@@ -95,7 +81,7 @@ def DequantisedProduct(node: Node, inner: Inner) -> Build | None:
     parts = [part for part in (offset, scale) if part is not None]
     turned = bool(node.attr("transpose_weight"))
     dims = _pieces(shape_of(weight), [shape_of(part) for part in parts], turned)
-    if dims is None or any(v.dtype not in KERNEL_FLOATS for v in (x, scale)):
+    if dims is None or any(v.dtype not in rewrite.KERNEL_FLOATS for v in (x, scale)):
         raise Mismatch("scales are not for columns of the weight or pieces of them", scale)
     flat = [dims[0], dims[1], 1] if turned else [dims[0], 1, dims[2]]
 
@@ -140,7 +126,7 @@ def _pieces(
 @QUANTISED_PATTERNS("Mul")
 def ScaledProductFusion(node: Node, inner: Inner) -> Build | None:
     """(x @ integers^T) * scales, scales for columns -> WeightQuantBatchMatmulV2"""
-    for product, scales in both_orders(node):
+    for product, scales in rewrite.both_orders(node):
         if not made_by(product, *_PRODUCTS) or product.node.inputs.get("bias") is not None:
             continue
         weight = _weight_of(product.node)
@@ -159,7 +145,7 @@ def ScaledProductFusion(node: Node, inner: Inner) -> Build | None:
 
 def _origin(value: Value) -> Value:
     """What conversions of type and other dims of a value were made of."""
-    return below(value, "Cast", "Reshape", "Unsqueeze")
+    return rewrite.below(value, "Cast", "Reshape", "Unsqueeze")
 
 
 def _weight_of(product: Node) -> _Weight | None:
@@ -169,7 +155,7 @@ def _weight_of(product: Node) -> _Weight | None:
         return None
     while made_by(value, "Cast", "Transpose"):
         if value.node.type == "Transpose":
-            if not swaps_last_two(operands(value)[1]) or len(shape_of(value)) != 2:
+            if not rewrite.swaps_last_two(operands(value)[1]) or len(shape_of(value)) != 2:
                 return None
             turned = not turned
         value = operands(value)[0]
@@ -183,11 +169,11 @@ def _weight_of(product: Node) -> _Weight | None:
 def _scaled(value: Value) -> _Weight | None:
     """A matrix [n, k] that is a product of integers and scales."""
     dims = value.shape
-    body = below_cast(operands(value)[0]) if made_by(value, "Reshape") else value
+    body = rewrite.below_cast(operands(value)[0]) if made_by(value, "Reshape") else value
     if dims is None or len(dims) != 2 or not made_by(body, "Mul"):
         return None
-    for numbers, scales in both_orders(body.node):
-        found = _shifted(below_cast(numbers))
+    for numbers, scales in rewrite.both_orders(body.node):
+        found = _shifted(rewrite.below_cast(numbers))
         if found is None:
             continue
         integers, zeros = found
@@ -229,11 +215,12 @@ _INTEGERS = "QuantBatchMatmulV3"
 _SHIFT = 128
 _WIDE = DataType.DT_FLOAT
 _PATTERNS = (DataType.DT_INT64, DataType.DT_UINT64)
+_SCALES = (*rewrite.KERNEL_FLOATS, *_PATTERNS)
 
 
 def _sums(x1: Value, x2: Value) -> Value:
     """The whole sums of a product of bytes; a transposed weight is read as it is."""
-    turned = made_by(x2, "Transpose") and swaps_last_two(operands(x2)[1])
+    turned = made_by(x2, "Transpose") and rewrite.swaps_last_two(operands(x2)[1])
     return ge.QuantBatchMatmulV3(
         x1, operands(x2)[0] if turned else x2, ge.Const(1.0, dtype=DataType.DT_FLOAT), None, None,
         None, dtype=DataType.DT_INT32, transpose_x1=False, transpose_x2=turned,
@@ -248,15 +235,19 @@ def ShiftedProductFusion(node: Node, inner: Inner) -> Build | None:
     if not made_by(product, _INTEGERS) or product.node.attr("transpose_x2"):
         return None
     x1, x2 = operands(product)[:2]
-    shifted = with_number(below_cast(x1), "Add")
+    shifted = rewrite.with_number(rewrite.below_cast(x1), "Add")
     if x1.dtype != DataType.DT_UINT8 or shifted is None or shifted[1] != _SHIFT:
         return None
-    source = below_cast(shifted[0])
-    summed = with_number(extra, "Mul")
+    source = rewrite.below_cast(shifted[0])
+    summed = rewrite.with_number(extra, "Mul")
     if source.dtype != DataType.DT_INT8 or summed is None or summed[1] != _SHIFT:
         raise Mismatch("what is taken away is not the shift times sums", extra)
     total = operands(summed[0]) if made_by(summed[0], "ReduceSum") else None
-    if total is None or below_cast(total[0]) is not x2 or total[1].content not in (0, (0,), (-2,)):
+    if (
+        total is None
+        or rewrite.below_cast(total[0]) is not x2
+        or total[1].content not in (0, (0,), (-2,))
+    ):
         raise Mismatch("what is summed up is not the weight", summed[0])
     inner.add(product)
     return lambda: _sums(source, x2)
@@ -266,7 +257,7 @@ def ShiftedProductFusion(node: Node, inner: Inner) -> Build | None:
 def QuantisedProductParts(node: Node, inner: Inner) -> Build | None:
     """QuantBatchMatmulV3 with floats or int8 as results -> its sums, and what is done with them"""
     dtype = node.attr("dtype")
-    known = dtype in (*KERNEL_FLOATS, DataType.DT_INT8)
+    known = dtype in (*rewrite.KERNEL_FLOATS, DataType.DT_INT8)
     if not known or node.attr("transpose_x1") or node.attr("transpose_x2"):
         return None
     x1, x2, scale, bias, rows, offset = _fed(
@@ -274,7 +265,7 @@ def QuantisedProductParts(node: Node, inner: Inner) -> Build | None:
     )
     scale = _signed(scale)
     factors = all(v.dtype == DataType.DT_INT8 for v in (x1, x2))
-    if not factors or scale.dtype not in (*KERNEL_FLOATS, *_PATTERNS):
+    if not factors or scale.dtype not in _SCALES:
         raise Mismatch("its scales or factors are of a type that generated code has not", scale)
 
     def build() -> Value:
@@ -307,7 +298,7 @@ def QuantisedResults(node: Node, inner: Inner) -> Build | None:
     if scale is None:
         return None
     scale = _signed(scale)
-    if x.dtype not in KERNEL_FLOATS or scale.dtype not in (*KERNEL_FLOATS, *_PATTERNS):
+    if x.dtype not in rewrite.KERNEL_FLOATS or scale.dtype not in _SCALES:
         raise Mismatch("its scales or factors are of a type that generated code has not", scale)
 
     def build() -> Value:
@@ -333,7 +324,7 @@ def _as_bytes(y: Value, offsets: Value | None) -> Value:
 
 def _signed(scale: Value) -> Value:
     """Scales of 64 bits as integers with a sign, if they were such before; others as they are."""
-    given = below_cast(scale)
+    given = rewrite.below_cast(scale)
     return given if (scale.dtype, given.dtype) == _PATTERNS[::-1] else scale
 
 
