@@ -190,8 +190,7 @@ def _cache(options: argparse.Namespace) -> int:
     print(f"folder   {kernels.folder}")
     print(f"kernels  {len(entries)}, {size:,} of at most {kernels.limit:,} bytes")
     if entries:
-        last = datetime.fromtimestamp(entries[-1].used)
-        print(f"used     {last:%Y-%m-%d %H:%M}, to the hour")
+        print(f"used     {datetime.fromtimestamp(entries[-1].used):%Y-%m-%d %H:%M}, to the hour")
     return 0
 
 
@@ -262,8 +261,7 @@ def _ops(options: argparse.Namespace) -> int:
         if not rows:
             return 1
         print("Converters with a name like it:")
-    title = f"{len(rows)} converters; any other operator: the generic torch node"
-    _print_table(title, HEAD, rows)
+    _print_table(f"{len(rows)} converters; any other operator: the generic torch node", HEAD, rows)
     return 0
 
 

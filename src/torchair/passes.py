@@ -58,8 +58,7 @@ class Pass:
     def current(self) -> Callable[..., Any]:
         """What runs: `fn`, or what somebody has put in its place in the module that defines it."""
         name = getattr(self.fn, "__qualname__", "")
-        found: Callable[..., Any] = getattr(sys.modules.get(self.fn.__module__), name, self.fn)
-        return found
+        return getattr(sys.modules.get(self.fn.__module__), name, self.fn)
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,7 @@ class PassRunner:
         if changed and self.trace.changes is not None:
             self.trace.changes.append(self._change(step, record, before, after))
         if self.trace.writes:
-            what = f"graph_after_{step.name}"
-            self.trace.write(what, self.kind.file_type, self.kind.text(graph))
+            self.trace.write(f"graph_after_{step.name}", self.kind.file_type, self.kind.text(graph))
         self._log(record, before, after, graph)
         return after
 

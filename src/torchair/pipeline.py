@@ -82,8 +82,7 @@ class NpuFxCompiler:
         observers, keep_changes = onlookers.of(settings.report_path)
         if keep_changes:
             trace.changes = []
-        quiet = no_garbage_collection()
-        with quiet, unset_fake_temporarily(), torch._C.DisableTorchFunction():
+        with no_garbage_collection(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
             made = self._compile(gm, example_inputs, settings, trace)
             runner = GmRunner(made, trace)
             static, inputs = self._static_arguments(trace), list(example_inputs)
@@ -247,8 +246,7 @@ def own_copy(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _static_arguments() -> frozenset[int]:
     """Arguments of a forward graph that AOTAutograd knows to be parameters or buffers."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
     return frozenset(getattr(metadata, "static_input_indices", None) or ())
 
 

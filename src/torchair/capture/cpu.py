@@ -224,8 +224,7 @@ class FixedRecording(base.PooledRecording):
         if isinstance(result, Computed):
             return self._computed(result, 0 if result.same else 1 + number)
         if isinstance(result, ComputedScalar):
-            place = self._program.places[result.index]
-            tensor = self._tensor(place)
+            tensor = self._tensor(self._program.places[result.index])
             return base.OfArgument(lambda args: tensor.item())  # type: ignore[arg-type, return-value]
         if isinstance(result, ResultView):
             return self._view(result, names)

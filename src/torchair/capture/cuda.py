@@ -408,8 +408,7 @@ class Inputs:
         """Some arguments have gaps or repeat elements: all that they span is copied."""
         sources = self._pick(args)
         if self._check(*sources):  # type: ignore[misc]
-            flat = [_flattened(s) for s in sources]
-            torch._foreach_copy_(self._flat, flat, True)
+            torch._foreach_copy_(self._flat, [_flattened(s) for s in sources], True)
             return
         self._checked(args)
         for target, source in zip(self._targets, sources, strict=True):

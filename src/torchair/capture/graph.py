@@ -263,8 +263,7 @@ class AclGraph:
         with torch.no_grad(), torch.random.fork_rng(numbers, device_type=kind):
             for _ in range(self._warmups):
                 with label("acl_graph_warm_up"):
-                    copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
-                    self.forward(*copies)
+                    self.forward(*[a.clone() if isinstance(a, torch.Tensor) else a for a in args])
 
     def _outdated(self, meta: GraphMeta, args: Sequence[Any]) -> bool:
         """Whether a captured graph no longer fits: memory that it updates has moved."""

@@ -38,8 +38,7 @@ def key_entries(
     """What of the arguments tells calls apart: numbers, unless `ignored` as host arguments that
     replays update; and tensors with a dim whose symbol no number gives. For a graph on a device a
     tensor of the host without dims is a number too: Dynamo makes those of floats."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    values: list[Any] = [n.meta.get("val") for n in placeholders]
+    values: list[Any] = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
     numbers = [i for i, v in enumerate(values) if isinstance(v, torch.SymInt | torch.SymFloat)]
     given: set[Any] = {values[i].node.expr for i in numbers}
     entries = [(i, True) for i in numbers if i not in ignored]

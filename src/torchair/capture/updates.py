@@ -234,8 +234,7 @@ class DeviceLists:
         turn = self._turn = (self._turn + 1) % _SLOTS
         if self._copied:
             self._copied[turn].synchronize()  # the copy of some calls ago has read its numbers
-        values = [n for value in self._updates.values(args) for n in value]
-        self._here[turn].numpy()[:] = values
+        self._here[turn].numpy()[:] = [n for value in self._updates.values(args) for n in value]
         self._there.copy_(self._here[turn], non_blocking=True)
         if self._copied:
             self._copied[turn].record()

@@ -186,8 +186,7 @@ class Index:
         factors = dict(self.terms)
         for a, f in other.terms:
             factors[a] = factors[a] + f if a in factors else f
-        terms = tuple(factors.items())
-        return Index(terms, self.offset + other.offset, self.extra + other.extra)
+        return Index(tuple(factors.items()), self.offset + other.offset, self.extra + other.extra)
 
     def __mul__(self, factor: Int) -> Index:
         return Index(

@@ -243,8 +243,7 @@ class Book:
         there, unless it is `plain`: for integers only."""
         names = [f"v{row}" for row in self._words] if wanted is None else map(_name, wanted)
         numbers = [n.row for n in wanted or () if isinstance(n, Number)]
-        rows = list(self._words) if wanted is None else numbers
-        used = self._used(rows)
+        used = self._used(list(self._words) if wanted is None else numbers)
         lines = []
         pending = list(self._conditions.items())
         pending.reverse()
@@ -274,8 +273,7 @@ class Book:
         return a if isinstance(a, list) else (a, b)
 
     def _formula(self, row: int) -> str:
-        names = [_name(x) for x in self._operands(row)]
-        return _shown(self._rows[row][0], names)
+        return _shown(self._rows[row][0], [_name(x) for x in self._operands(row)])
 
     def text(self, number: Number) -> str:
         """A Number as a formula of the integers that plans give."""

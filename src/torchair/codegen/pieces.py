@@ -23,8 +23,7 @@ def pieces(nest: Nest) -> list[Nest]:
     """The nest as several that together do the same, or as it is where that would not pay."""
     order = expressions(nest)
     tests = Counter(x.args[0].data for x in order if _tests(x, nest))
-    points = prod(value_of(n) for n in nest.axes)
-    if not tests or points < WORTH:
+    if not tests or prod(value_of(n) for n in nest.axes) < WORTH:
         return [nest]
     axis = tests.most_common(1)[0][0]
     bounds = {x.args[1].data for x in order if _tests(x, nest) and x.args[0].data == axis}

@@ -101,8 +101,7 @@ class Kernel:
     ) -> Kernel:
         """A kernel from text in which `@ENTRY` stands for the name, which becomes unique."""
         text = body if isinstance(body, str) else body("ENTRY")
-        mark = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        entry = f"{label}_{mark}"
+        entry = f"{label}_{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
         return cls(entry, text.replace("@ENTRY", f"@{entry}"), frozenset(declared), words or {})
 
 
@@ -125,8 +124,7 @@ class Launch:
     @property
     def most_blocks(self) -> int:
         """The number of blocks, 0 where words tell it."""
-        known = all(isinstance(n, int) for n in self.units)
-        return self.blocks(lambda word: 0) if known else 0
+        return self.blocks(lambda word: 0) if all(isinstance(n, int) for n in self.units) else 0
 
     def blocks(self, word: Callable[[int], int]) -> int:
         """The number of blocks, given the numbers in words."""

@@ -72,8 +72,7 @@ class AclConcreteGraph(ConcreteGraph):
         logger.debug("fx code of %s, ready for capture: %s", self.name, self.forward.code)
         self._dump_if_wanted("optimized")
         tell(4, lambda: fx_text(self.forward))
-        device = device_of(given)
-        self._load(device.with_results_on(devices_of_results(self.forward)))
+        self._load(device_of(given).with_results_on(devices_of_results(self.forward)))
         trace.show_program(self.name, self.codegen)
 
     def _load(self, device: Device) -> None:
@@ -81,8 +80,7 @@ class AclConcreteGraph(ConcreteGraph):
         updates = find_updates(self.forward, on_device)
         info = self._info
         info.updated_ops_param, info.ops_update_rulers = updates.parameters(), updates.rulers()
-        entries = key_entries(self.forward, updates.ignored, on_device)
-        info.unupdated_sym_input_index = list(entries)
+        info.unupdated_sym_input_index = list(key_entries(self.forward, updates.ignored, on_device))
         self.graph = AclGraph(fx_graph=device.on_host(self.forward), config=self._options)
         self.graph.shown = device.shown
         results = devices_of_results(self.forward)

@@ -93,8 +93,7 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         if trace.writes:
             trace.write("original_ge_graph", kind, render(self.graph, kind, original=True).decode())
         shown = ge_kind(lambda g: render(g, kind).decode(), kind)
-        runner = PassRunner(shown, self._settings, trace)
-        runner.run(GE_PASSES, self.graph, self.state)
+        PassRunner(shown, self._settings, trace).run(GE_PASSES, self.graph, self.state)
         on_device = "torch_npu" in sys.modules
         note_interface(self.graph, ExecutorType.NPU if on_device else ExecutorType.CPU)
         if trace.writes:
@@ -161,8 +160,7 @@ def plan_ahead(call: GraphCall, inputs: Sequence[torch.Tensor], gears: Sequence[
 
 def gear_options(graph: Graph, gears: Sequence[Sizes]) -> dict[str, str]:
     """The options that tell the engine about gears."""
-    data = sorted(graph.data, key=lambda n: n.name)
-    shapes = {n.name: n.outputs[0].shape or () for n in data}
+    shapes = {n.name: n.outputs[0].shape or () for n in sorted(graph.data, key=lambda n: n.name)}
     dims = [d for shape in shapes.values() for d in shape if not isinstance(d, int)]
     wire = {name: on_wire(shape) for name, shape in shapes.items()}
     return gear_keys(wire, [evaluate(dims, sizes) for sizes in gears])

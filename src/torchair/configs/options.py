@@ -216,8 +216,7 @@ class OptionValue:
         self.name = name
 
     def __get__(self, section: object | None, owner: type) -> Self:
-        own: Self = self if section is None else section.__dict__[self.name]
-        return own
+        return self if section is None else section.__dict__[self.name]
 
     def __set__(self, section: object, value: Any) -> None:
         section.__dict__[self.name].value = value
@@ -363,8 +362,7 @@ class IntListValue(RawValue):
         items = super().check([] if value is None else value)
         types = [type(item) for item in items]
         if not all(issubclass(kind, int) for kind in types):
-            complaint = f"the set value must be int list, got list type: {types}"
-            self.reject(value, TypeError, complaint)
+            self.reject(value, TypeError, f"the set value must be int list, got list type: {types}")
         return items
 
 

@@ -41,8 +41,7 @@ class _Placed(Section):
     @property
     def path(self) -> str | None:
         """The directory or file, free of links once assigned; whoever writes there makes it."""
-        place: str | None = self._path.value
-        return place
+        return self._path.value
 
     @path.setter
     def path(self, place: str | os.PathLike[str] | None) -> None:

@@ -77,8 +77,7 @@ class _Change:
     def make(self, module: Any) -> None:
         if self.dtype is not None and (module.groups != 1 or module.weight.dtype != self.dtype):
             return
-        packed = self.scale and (self.dtype is None or module.scale.dtype == torch.float32)
-        if packed:
+        if self.scale and (self.dtype is None or module.scale.dtype == torch.float32):
             _pack_scale(module, self.scale)
         name = str(torch.npu.get_device_name()) if self.devices else ""  # type: ignore[attr-defined]
         if not self.devices or any(part in name for part in self.devices):

@@ -71,8 +71,7 @@ class Condition:
         steps: list[tuple[Any, int]] = []
         stack: list[ast.expr] = [tree]
         while stack:  # a node before its operands, from the right; reversed, that is postfix
-            node = stack.pop()
-            step, operands = self._read(node)
+            step, operands = self._read(stack.pop())
             steps.append(step)
             stack += operands
         return steps[::-1]

@@ -78,8 +78,7 @@ class Loaded:
 
     def flat(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Results for arguments in the order of `inputs`."""
-        sizes = (tensors[a].shape[d] for a, d in self._call.sizes)
-        return self._run.run([*tensors, *sizes])
+        return self._run.run([*tensors, *(tensors[a].shape[d] for a, d in self._call.sizes)])
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self.parameters):
@@ -261,8 +260,7 @@ def _from_file(node: Node, path: Path) -> torch.Tensor:
     except (TypeError, ValueError, KeyError) as error:
         raise SerializationError(f"{node.name}: {error!r}") from error
     home = path.resolve().parent
-    places = [home / named.name, home / named.parent.name / named.name, Path.cwd() / named]
-    for place in places:
+    for place in (home / named.name, home / named.parent.name / named.name, Path.cwd() / named):
         real = place.resolve()
         if real.is_file() and real.is_relative_to(home):
             try:
@@ -377,8 +375,7 @@ def run_air(options: argparse.Namespace) -> int:
                 print(f"{word} {k}: {port}")
         if not options.input and model.inputs:
             return 0
-        tensors = _tensors(model, options.input, options.device)
-        _run(model, tensors, options.output, options.repeat)
+        _run(model, _tensors(model, options.input, options.device), options.output, options.repeat)
     except (TorchairError, OSError, RuntimeError, ValueError) as error:
         print(f"torchair run-air: {_plainly(error)}")
         return 1

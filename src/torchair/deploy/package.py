@@ -307,8 +307,7 @@ class Package:
             name = self._weight_of(source)
             if name is not None:
                 states[source.args[0]] = name
-                tensor = self.payload(node)
-                node.attrs |= {WEIGHT: attr.Str(name), "value": Attr("Tensor", tensor)}
+                node.attrs |= {WEIGHT: attr.Str(name), "value": Attr("Tensor", self.payload(node))}
             refer_to(node, self._args[source.args[0]])
             self._assign(node, results[k], output)
         output.set_input("input", [v for k, v in enumerate(results) if k not in assigned])

@@ -218,8 +218,7 @@ def _written(known: Sequence[Any], weights: int, arguments: int) -> frozenset[in
     """Numbers of arguments that a call updates. Where weights share memory AOTAutograd has put
     others in their place: then any may be updated."""
     own, given = known[: len(known) - arguments], known[len(known) - arguments :]
-    exact = len(own) == weights
-    updated = [i.mutates_data for i in own] if exact else [True] * weights
+    updated = [i.mutates_data for i in own] if len(own) == weights else [True] * weights
     updated += [i.mutates_data for i in given]
     return frozenset(k for k, yes in enumerate(updated) if yes)
 

@@ -287,6 +287,5 @@ def engine_graph(found: Any) -> GraphCall | None:
 
 
 def _state_of(signature: Signature) -> GraphState:
-    made = computed(signature.results)
-    sizes = [d for r in made for d in (*r.strides, r.offset)]
+    sizes = [d for r in computed(signature.results) for d in (*r.strides, r.offset)]
     return GraphState(list(signature.inputs), promised=frozenset(free_symbols(sizes)))

@@ -112,8 +112,7 @@ class HostedGraph(TorchNpuGraph):
         """Take a graph over; where it names the emulated device, the host is meant."""
         for node in graph.nodes:
             if node.type == "TorchCall":
-                text = node.attr("arguments")
-                node.attrs["arguments"] = attr.Str(_DEVICE.sub(_host_text, text))
+                node.attrs["arguments"] = attr.Str(_DEVICE.sub(_host_text, node.attr("arguments")))
         for key, value in graph.objects.items():
             if isinstance(value, fx.GraphModule):
                 graph.objects[key] = on_host(value)
@@ -250,8 +249,7 @@ class Hosted:
         for k in self._moving:
             if not given[k].is_cpu:
                 given[k] = self._host.as_host(given[k])
-        results = self._run(given)
-        return tuple([self._wrap(k, r, given, args) for k, r in enumerate(results)])
+        return tuple([self._wrap(k, r, given, args) for k, r in enumerate(self._run(given))])
 
     def _wrap(self, number: int, result: Any, given: Sequence[Any], args: Sequence[Any]) -> Any:
         """A result of the device; the one that was made before if somebody has it still."""

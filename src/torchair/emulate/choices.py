@@ -93,8 +93,7 @@ def _mask_suits(query: Tensor, key: Tensor, mask: Tensor) -> bool:
 def takes_groups() -> bool:
     """Whether the CPU's fused kernel takes fewer heads of keys than of queries."""
     q, k = torch.zeros(1, 2, 1, 8), torch.zeros(1, 1, 1, 8)
-    choice: Any = torch._fused_sdp_choice(q, k, k, enable_gqa=True)
-    return bool(choice == _FLASH)
+    return bool(torch._fused_sdp_choice(q, k, k, enable_gqa=True) == _FLASH)
 
 
 # ---- mixed precision, by torch's own lists; casts of parameters are not kept between calls ----

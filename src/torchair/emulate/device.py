@@ -94,8 +94,7 @@ def _install_storages() -> None:
 
 
 def _empty_storage(size: int, device: Any) -> torch.UntypedStorage:
-    made = as_npu(torch.empty(size, dtype=torch.uint8), STATE.index_of(device))
-    return made.untyped_storage()
+    return as_npu(torch.empty(size, dtype=torch.uint8), STATE.index_of(device)).untyped_storage()
 
 
 def _storage_to_npu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
@@ -107,8 +106,7 @@ def _storage_to_npu(self: Any, device: Any = None, non_blocking: bool = False) -
 
 
 def _typed_storage_to_npu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    untyped = _storage_to_npu(self._untyped_storage, device, non_blocking)
-    return self._new_wrapped_storage(untyped)
+    return self._new_wrapped_storage(_storage_to_npu(self._untyped_storage, device, non_blocking))
 
 
 # ---- pinned memory: host memory that remembers to be pinned ----
@@ -169,8 +167,7 @@ def install_hooks() -> None:
 
 def _add_interface(device_interface: Any) -> None:
     interface = _interface(device_interface.DeviceInterface)
-    names = [DEVICE_TYPE, *(f"{DEVICE_TYPE}:{i}" for i in range(STATE.count))]
-    for name in names:
+    for name in (DEVICE_TYPE, *(f"{DEVICE_TYPE}:{i}" for i in range(STATE.count))):
         device_interface.register_interface_for_device(name, interface)
 
 

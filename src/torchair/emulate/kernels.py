@@ -75,8 +75,7 @@ def resize_(self: Tensor, size: Sequence[int], *, memory_format: Any = None) -> 
     has = storage.nbytes() // self.element_size()
     if wanted + offset > has:
         larger = torch.empty(offset + wanted, dtype=self.dtype)
-        old = as_cpu(_as_strided.redispatch(HOST_KEYS, self, [has], [1], 0))
-        larger[:has].copy_(old)
+        larger[:has].copy_(as_cpu(_as_strided.redispatch(HOST_KEYS, self, [has], [1], 0)))
         storage = _new(larger, self.device).untyped_storage()
     _set.redispatch(HOST_KEYS, self, storage, offset, size, strides)
     return self
@@ -157,8 +156,7 @@ def lstm_cell(
     hidden_bias: Optional = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """New hidden state, new cell state, and the four gates for the backward."""
-    gates = _sum(_sum(input_gates + hidden_gates, input_bias), hidden_bias)
-    i, f, c, o = gates.chunk(4, 1)
+    i, f, c, o = _sum(_sum(input_gates + hidden_gates, input_bias), hidden_bias).chunk(4, 1)
     i, f, c, o = i.sigmoid(), f.sigmoid(), c.tanh(), o.sigmoid()
     cy = f * cx + i * c
     return o * cy.tanh(), cy, torch.cat([i, f, c, o], 1)

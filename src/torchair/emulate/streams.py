@@ -236,8 +236,7 @@ class DeviceTape:
         rows = STATE.rows
         for entry in self.entries:
             if rows is not None and isinstance(entry.call, torch._ops.OpOverload):
-                name = entry.call._schema.name
-                result = rows.timed(name, entry.call, entry.args, entry.kwargs)
+                result = rows.timed(entry.call._schema.name, entry.call, entry.args, entry.kwargs)
             else:  # a compiled graph shows its steps itself
                 result = entry.call(*entry.args, **entry.kwargs)
             if entry.results:

@@ -170,8 +170,7 @@ class _Build:
         made, where = self.made[value], self.operands[value]
         if isinstance(made, Update):
             return self._update(made, where)
-        space = self.group.spaces.get(value)
-        if space is None and value in self.group.given:
+        if self.group.spaces.get(value) is None and value in self.group.given:
             index = self._row_and_column()
         else:
             index = self._place(value)

@@ -175,8 +175,7 @@ def unit_rows(call: GraphCall, args: Sequence[Any], device: str) -> list[UnitRow
     clock = _Clock(device)
     for _ in range(_REPEATS):
         call.session.run_watched(inputs, clock.of)
-    session = call.session.edition_for(inputs)
-    reasons = _reasons(session)
+    reasons = _reasons(call.session.edition_for(inputs))
     rows = [
         _row(k, step, clock.seconds[k], *clock.tensors[k], reasons)
         for k, step in enumerate(clock.plan.steps)
@@ -265,8 +264,7 @@ def _depth(node: Node) -> int:
         return _dim(node.values()[0], -2 if turned else -1)
     if node.type.startswith("Conv2D"):
         dims = node.values()[1].shape or ()
-        known = [d for d in dims[1:] if isinstance(d, int)]
-        return int(torch.Size(known).numel())
+        return int(torch.Size(d for d in dims[1:] if isinstance(d, int)).numel())
     if "Attention" in node.type and len(node.values()) > 1:
         return 2 * _dim(node.values()[1], -2)
     return 0

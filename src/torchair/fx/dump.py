@@ -112,8 +112,7 @@ class _Dumper(fx.Interpreter):
         arguments, _ = self.fetch_args_kwargs_from_env(n)
         _write_all(f"{stem}.INPUT", arguments)  # before the node can change them
         result = super().run_node(n)
-        results = result if isinstance(result, tuple | list) else (result,)
-        _write_all(f"{stem}.OUTPUT", results)
+        _write_all(f"{stem}.OUTPUT", result if isinstance(result, tuple | list) else (result,))
         return result
 
 

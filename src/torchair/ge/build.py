@@ -511,10 +511,9 @@ def _by_position(op_type: str, args: Sequence[Any], node_name: str | None) -> An
         inputs, attrs = _listed(proto.inputs), _listed(proto.attrs)
         raise IndexError(f"{reason}; its inputs are {inputs}, its attributes {attrs}")
     fed = {p.name: _input(op_type, p, v) for p, v in zip(proto.inputs, args, strict=False)}
-    rest = args[len(proto.inputs) :]
     given = {
         a.name: _typed(op_type, a, v, ValueError)
-        for a, v in zip(proto.attrs, rest, strict=True)
+        for a, v in zip(proto.attrs, args[len(proto.inputs) :], strict=True)
         if v is not None
     }
     assert not proto.has_dynamic_output, f"{op_type} has a variable output; {_KEYWORD_FORM}"

@@ -111,8 +111,7 @@ class _ReplaceFuncs(MutableMapping[Any, StaticWorkspaceReplaceFunc]):
         )
 
     def __delitem__(self, op: Any) -> None:
-        entry = WORKSPACE_OPS.pop(self._key(op))
-        for form in (op, entry.out):
+        for form in (op, WORKSPACE_OPS.pop(self._key(op)).out):
             UPDATABLE.pop(str(form), None)
 
     def __iter__(self) -> Iterator[Any]:

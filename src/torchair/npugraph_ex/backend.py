@@ -159,8 +159,7 @@ _lib = torch.library.Library("npugraph_ex", "FRAGMENT")
 def _define(name: str) -> Any:
     operator = getattr(torch.ops.air, name).default
     _lib.define(str(operator._schema).removeprefix("air::"))
-    key = "CompositeImplicitAutograd"
-    _lib.impl(name, lambda *args, **kwargs: operator(*args, **kwargs), key)
+    _lib.impl(name, lambda *args, **kwargs: operator(*args, **kwargs), "CompositeImplicitAutograd")
     return operator
 
 

@@ -173,9 +173,8 @@ def npu_reduce_scatter_tensor_uneven(
     """`torch_npu.distributed.reduce_scatter_tensor_uneven`"""
     tag, ranks = _members(group, async_op)
     counts = _checked_counts(input, input_split_sizes, len(ranks))
-    word = reduce_op_name(op)
     made = _define.reduce_scatter_tensor_uneven(
-        input, word, counts, starts(counts), output.numel(), tag, ranks, len(ranks)
+        input, reduce_op_name(op), counts, starts(counts), output.numel(), tag, ranks, len(ranks)
     )
     output.copy_(made)
 

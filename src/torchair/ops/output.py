@@ -28,8 +28,7 @@ def npu_print(*args: Any, summarize_size: int = 3, tensor_detail: bool = False) 
     with `tensor_detail` their shape and type too. At least one argument must be a tensor.
     """
     _check_options(summarize_size, tensor_detail)
-    words = [_word(a) for a in args if isinstance(a, _PLAIN)]
-    placeholder = _placeholder(words)
+    placeholder = _placeholder([_word(a) for a in args if isinstance(a, _PLAIN)])
     tensors: list[torch.Tensor] = []
     parts: list[str] = []
     for arg in args:

@@ -435,8 +435,7 @@ def page(title: str, graphs: Sequence[dict[str, Any]]) -> bytes:
         "SCRIPT": script,
         "DATA": embedded({"title": title, "graphs": list(graphs)}),
     }
-    pieces = _part("page.html").split("@@")
-    return "".join(parts.get(piece, piece) for piece in pieces).encode()
+    return "".join(parts.get(piece, piece) for piece in _part("page.html").split("@@")).encode()
 
 
 def embedded(data: Any) -> str:

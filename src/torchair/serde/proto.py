@@ -130,8 +130,7 @@ def _write_node(op: Any, node: Node, descs: dict[Value, Any], payloads: bool) ->
         else:
             codec.write_attr(op.attr[name], attr)
     for value in node.outputs:
-        port = "" if node.type == "Const" else value.port
-        _add_desc(op.output_desc, port, _desc(value, descs))
+        _add_desc(op.output_desc, "" if node.type == "Const" else value.port, _desc(value, descs))
 
 
 def _write_inputs(op: Any, node: Node, descs: dict[Value, Any]) -> None:

@@ -135,8 +135,7 @@ class Verifier:
         name = f"graph {len(self.report.graphs) + 1}"
         if compilation.phase != "forward":
             name += f", {compilation.phase}"
-        nodes = sum(n.op == "call_function" for n in compilation.gm.graph.nodes)
-        entry = GraphReport(name, nodes)
+        entry = GraphReport(name, sum(n.op == "call_function" for n in compilation.gm.graph.nodes))
         self.report.graphs.append(entry)
         if not isinstance(compilation.made, ConcreteGraph):
             entry.notes.append("it is not compiled: its options or its tensors ask for that")
@@ -228,8 +227,7 @@ class _Check:
             if self._entry.finding is None and held.is_overwritten:
                 error = no_number("it changed after it was handed out")
                 source = output.args[0][held.number]
-                what = f"result {held.number} of the call before"
-                wrong = Wrong(source, error, what, (), ())
+                wrong = Wrong(source, error, f"result {held.number} of the call before", (), ())
                 blame = Blame(wrong, Author.REPLAY, "writes where an earlier one left its results")
                 self._entry.finding = self._finding(blame, number)
         given = {_memory(a) for a in call.seen.args if isinstance(a, Tensor)}

@@ -212,8 +212,7 @@ class Suspects:
         wrong = self._check(self._optimized_fx, host)
         if wrong is None:
             return None
-        replays = isinstance(self._compilation.made, AclConcreteGraph | ReplayedGraph)
-        if replays:
+        if isinstance(self._compilation.made, AclConcreteGraph | ReplayedGraph):
             return Blame(wrong, Author.REPLAY, "gives what no run of the graph gives")
         return Blame(wrong, Author.CALL, "gives what the first run of the graph does not give")
 

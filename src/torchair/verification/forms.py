@@ -196,8 +196,7 @@ def worst_step(
 
 
 def _origins(step: Step) -> frozenset[str]:
-    nodes = step.also or [step.node]
-    return frozenset(n.origin.fx_name for n in nodes if n.origin is not None)
+    return frozenset(n.origin.fx_name for n in step.also or [step.node] if n.origin is not None)
 
 
 @dataclass(frozen=True)

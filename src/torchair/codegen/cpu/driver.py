@@ -475,8 +475,7 @@ def _functions() -> tuple[int, tuple[int, ...]] | None:
     failed = address_of(handle, ctypes.byref(found))
     if failed or found.value != probe.data_ptr() or version_of(handle) != probe._version:
         return None
-    every = (*functions, address_of, version_of)
-    return inside, tuple(map(address, every))
+    return inside, tuple(map(address, (*functions, address_of, version_of)))
 
 
 @cache

@@ -324,8 +324,7 @@ class _Printer:
     def _unit(
         self, positions: Sequence[str], bounds: tuple[str, str], slots: Sequence[Slot] = ()
     ) -> None:
-        index = dict(zip(self.outer, positions, strict=False))
-        self.unit.unit(index, bounds, slots)
+        self.unit.unit(dict(zip(self.outer, positions, strict=False)), bounds, slots)
 
     def _units(self, sizes: Sequence[str], body: Body) -> None:
         self.walks.add(Walk(self.unit, tuple(sizes), body))

@@ -43,8 +43,7 @@ def _along_channels(w: KernelWriter, spec: Pool, vectors: int) -> None:
     size = vectors * w.lanes
     blocks = w.ceil(channels, size)
     high, wide = w.size(spec.out_height), w.size(spec.out_width)
-    total = w.mul(w.mul(w.size(spec.batch), w.mul(high, wide)), blocks)
-    low, last = w.share(total)
+    low, last = w.share(w.mul(w.mul(w.size(spec.batch), w.mul(high, wide)), blocks))
     with w.loop(low, last) as unit:
         pixel, first = w.div(unit.index, blocks), w.mul(w.rem(unit.index, blocks), size)
         line, column = w.div(pixel, wide), w.rem(pixel, wide)

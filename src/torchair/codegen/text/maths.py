@@ -87,10 +87,8 @@ def log(x: Vector) -> Vector:
     whole = (bits - 0x3F2AAAAB) >> 23  # leaves a number between 2/3 and 4/3
     f = (bits - (whole << 23)).bits() - 1.0
     n = whole.to("float") + tiny.select(x.like(-23.0), 0.0)
-    u = f.polynomial(wide.LOG_32)
-    near_0 = u.times_plus(f * f, n * wide.LN_2_LOW_32) + f
-    result = n.times_plus(wide.LN_2_HIGH_32, near_0)
-    return wide.special_logarithms(x, result)
+    near_0 = f.polynomial(wide.LOG_32).times_plus(f * f, n * wide.LN_2_LOW_32) + f
+    return wide.special_logarithms(x, n.times_plus(wide.LN_2_HIGH_32, near_0))
 
 
 def tanh(x: Vector) -> Vector:
@@ -98,8 +96,7 @@ def tanh(x: Vector) -> Vector:
     a = abs(x)
     z = a * a
     near = (a * z).times_plus(z.polynomial(wide.TANH_32), a)
-    double = a.at_most(10.0) * 2.0
-    far = 1.0 - 2.0 / (_moderate_exp(*_split_exp(double)) + 1.0)
+    far = 1.0 - 2.0 / (_moderate_exp(*_split_exp(a.at_most(10.0) * 2.0)) + 1.0)
     return (a >= 0.6).select(far, near).signed(x)
 
 
@@ -118,16 +115,14 @@ def _one_plus_exp(whole: Vector, q: Vector) -> Vector:
     """1 + 2^whole (1 + q), over 2^_SPARE, with one rounding; `whole` is from -60 to 180."""
     power = ((whole + (127 - _SPARE)) << 23).bits()
     total = power + 2.0**-_SPARE
-    lost = (power - total) + 2.0**-_SPARE
-    return power.times_plus(q, lost) + total
+    return power.times_plus(q, (power - total) + 2.0**-_SPARE) + total
 
 
 def erf(x: Vector) -> Vector:
     """The error function: a polynomial up to 1, and 1 - 2^p(x) elsewhere."""
     a = abs(x)
     near = (a * a).polynomial(wide.ERF_32).times_plus(a, a)
-    exponent = a.at_most(4.0).polynomial(wide.LOG2_ERFC_32)
-    far = 1.0 - _moderate_exp(*_split_exp2(exponent))
+    far = 1.0 - _moderate_exp(*_split_exp2(a.at_most(4.0).polynomial(wide.LOG2_ERFC_32)))
     return (a >= 1.0).select(far, near).signed(x)
 
 
@@ -216,8 +211,7 @@ def _split_exp2(x: Vector) -> tuple[Vector, Vector]:
 def _rounded(x: Vector, factor: float) -> tuple[Vector, Vector]:
     """x times a factor as an integer, and that as a float, for results up to 2^22."""
     shifted = x.times_plus(factor, wide.ROUNDER_32)
-    bits = shifted.bits() - shifted.like(wide.ROUNDER_32).bits()
-    return bits, shifted - wide.ROUNDER_32
+    return shifted.bits() - shifted.like(wide.ROUNDER_32).bits(), shifted - wide.ROUNDER_32
 
 
 def _moderate_exp(whole: Vector, q: Vector) -> Vector:

@@ -38,8 +38,7 @@ def _compared(ordered: str, integer: str) -> Callable[[Vector, Operand], Vector]
 
     def write(left: Vector, right: Operand) -> Vector:
         code = f"fcmp {ordered}" if left.is_float else f"icmp {integer}"
-        other = left.like(right).name
-        return left.of("i1", left.w(f"{code} {left.type} {left.name}, {other}"))
+        return left.of("i1", left.w(f"{code} {left.type} {left.name}, {left.like(right).name}"))
 
     return write
 
@@ -117,8 +116,7 @@ class Vector:
 
     def any(self) -> str:
         """Of a vector of i1: whether one is true, as an i1."""
-        name = f"llvm.vector.reduce.or.v{self.lanes}i1"
-        return self.w.call("i1", name, (self.type, self.name))
+        return self.w.call("i1", f"llvm.vector.reduce.or.v{self.lanes}i1", (self.type, self.name))
 
     def at_most(self, high: float) -> Vector:
         """The smaller of the vector and a number; NaN stays."""
@@ -178,8 +176,7 @@ class Vector:
 
     def bits(self) -> Vector:
         """The same bits as integers, or those of integers as floats."""
-        kind = f"i{_size(self.kind)}" if self.is_float else _BITS[self.kind]
-        return self._cast("bitcast", kind)
+        return self._cast("bitcast", f"i{_size(self.kind)}" if self.is_float else _BITS[self.kind])
 
     def _cast(self, code: str, kind: str) -> Vector:
         to = shaped(kind, self.lanes)

@@ -216,8 +216,7 @@ def power(x: Vector, y: Vector) -> Vector:
     is_one = x.equals(1.0) | y.equals(0.0) | (abs(x).equals(1.0) & abs(y).equals(math.inf))
     size = is_one.select(x.like(1.0), size)
     half = y * 0.5
-    is_integer = y.equals(y.intrinsic("trunc"))
-    is_odd = is_integer & half.differs(half.intrinsic("trunc"))
+    is_odd = y.equals(y.intrinsic("trunc")) & half.differs(half.intrinsic("trunc"))
     size = (is_odd & (x.bits() < 0)).select(-size, size)
     no_root = (x < 0.0) & (x > -math.inf) & y.differs(y.intrinsic("trunc")) & y.equals(y)
     return no_root.select(x.like(math.nan), size)
@@ -243,8 +242,7 @@ def asinh(x: Vector) -> Vector:
     a = abs(x)
     square = a * a
     infinite = a.equals(math.inf)
-    inner = a + square / ((square + 1.0).sqrt() + 1.0)
-    return log1p(infinite.select(a, inner)).signed(x)
+    return log1p(infinite.select(a, a + square / ((square + 1.0).sqrt() + 1.0))).signed(x)
 
 
 def acosh(x: Vector) -> Vector:

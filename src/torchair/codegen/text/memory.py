@@ -90,8 +90,7 @@ def _apart(
     w: Writer, dtype: Element, pointer: str, index: tuple[str, str], lanes: int, mask: str | None
 ) -> tuple[tuple[str, str], tuple[str, str]]:
     """Addresses at (type, vector) of distances from one, and which of them count."""
-    element = memory_element(dtype)
-    places = w(f"getelementptr {element}, ptr {pointer}, {index[0]} {index[1]}")
+    places = w(f"getelementptr {memory_element(dtype)}, ptr {pointer}, {index[0]} {index[1]}")
     counted = (f"<{lanes} x i1>", mask or "splat (i1 true)")
     return (f"<{lanes} x ptr>", f"align {BYTES[dtype]} {places}"), counted
 

@@ -50,8 +50,7 @@ def extreme(
     t = register(dtype, lanes)
     if not is_float(dtype):
         sign = "u" if dtype in UNSIGNED else "s"
-        name = f"llvm.{sign}{kind}.{writer.suffix(dtype, lanes)}"
-        return w.call(t, name, (t, a), (t, b))
+        return w.call(t, f"llvm.{sign}{kind}.{writer.suffix(dtype, lanes)}", (t, a), (t, b))
     if numbers[1]:
         a, b = b, a
     relation = "ogt" if kind == "max" else "olt"
@@ -190,8 +189,7 @@ def _shift(kind: str, a: Vector, b: Vector, unsigned: bool) -> Vector:
     amount = inside.select(b, bits - 1)
     if kind == "shr" and not unsigned:
         return a >> amount
-    moved = a << amount if kind == "shl" else a.shifted_down(amount)
-    return inside.select(moved, 0)
+    return inside.select(a << amount if kind == "shl" else a.shifted_down(amount), 0)
 
 
 def _divide(x: Expr, a: Vector, b: Vector, unsigned: bool) -> Vector:
@@ -208,8 +206,7 @@ def _divide(x: Expr, a: Vector, b: Vector, unsigned: bool) -> Vector:
     if unsigned:
         return _rounded(x.kind, a, b.equals(0).select(b.like(1), b), unsigned)
     # 0 and -1 are the two values of b for which b + 1 is less than 2 without a sign
-    safe = (b + 1).below(2).select(b.like(1), b)
-    result = _rounded(x.kind, a, safe, unsigned)
+    result = _rounded(x.kind, a, (b + 1).below(2).select(b.like(1), b), unsigned)
     if x.kind in ("fmod", "remainder"):
         return result
     return b.equals(-1).select(0 - a, result)

@@ -202,13 +202,11 @@ class NestPlan:
     def store_level(self, s: Store) -> int:
         """In which loop a store happens."""
         roots = [s.value, *(e for e in (s.access.extra, s.access.mask) if e is not None)]
-        levels = [self.level[id(e)] for e in roots]
-        return max(1, self.place_level(s.access), *levels)
+        return max(1, self.place_level(s.access), *[self.level[id(e)] for e in roots])
 
     def place_level(self, place: Access) -> int:
         """In which loop an address is known, apart from what is not linear."""
-        levels = (self.axis_level[a] for a, s in enumerate(place.strides) if s != 0)
-        return max(levels, default=0)
+        return max((self.axis_level[a] for a, s in enumerate(place.strides) if s != 0), default=0)
 
 
 Form = tuple[tuple[int, ...], int]
@@ -383,8 +381,7 @@ class _Phases:
     def build(self) -> None:
         """Fill in the phases of the plan."""
         stores = self.plan.nest.stores
-        count = 1 + max((self._store_stage(s) for s in stores), default=0)
-        for number in range(count):
+        for number in range(1 + max((self._store_stage(s) for s in stores), default=0)):
             here = [x for x in self.order if x.kind == "reduce" and self.stage[id(x)] == number + 1]
             mine = [s for s in stores if self._store_stage(s) == number]
             self.plan.phases.append(self._phase(number, here, mine))

@@ -229,8 +229,7 @@ class Point:
         extra = self.vector(place.extra, slot)
         if stride == 0:
             return wide, extra
-        steps = self._steps(stride)
-        return wide, w(f"add {wide} {extra}, {steps}")
+        return wide, w(f"add {wide} {extra}, {self._steps(stride)}")
 
     def _steps(self, stride: int | Word) -> str:
         w = self.w

@@ -95,8 +95,7 @@ class UnitWriter:
                     self._save(x, slot)
         for s in phase.stores:
             if plan.store_level(s) == level:
-                count = len(point.slots) if point.stores_vectors(s) else 1
-                for slot in range(count):
+                for slot in range(len(point.slots) if point.stores_vectors(s) else 1):
                     point.store(s, slot)
 
     def _deeper(self, phase: Phase, level: int) -> list[Access]:
@@ -186,8 +185,7 @@ class UnitWriter:
 
         w, many = self.w, phase.unroll
         end = w.mul(w.div(size, many), many)
-        blocks = self._in_blocks(phase, axis, rounds(many))
-        sums = self._loop(phase, "0", end, many, sums, blocks)
+        sums = self._loop(phase, "0", end, many, sums, self._in_blocks(phase, axis, rounds(many)))
         return sums if end == size else self._loop(phase, end, size, 1, sums, rounds(1))
 
     def _loop(self, phase: Phase, start: str, stop: str, step: int, sums: Sums, body: Body) -> Sums:
@@ -197,8 +195,7 @@ class UnitWriter:
             kind = writer.register(r.dtype, self.lanes if self._is_vector(r) else 0)
             carried += [(kind, s) for s in mine]
         with self.w.loop(start, stop, step, carried) as loop, self.point.scope():
-            inside = _like(loop.carried, sums)
-            loop.next = [s for mine in body(loop.index, inside) for s in mine]
+            loop.next = [s for mine in body(loop.index, _like(loop.carried, sums)) for s in mine]
         return _like(loop.results, sums)
 
     def _vector_loop(self, phase: Phase, sums: Sums) -> Sums:

@@ -128,8 +128,7 @@ def kernel_details(profile: Profile) -> list[Row]:
 def _operands(operands: Sequence[Operand]) -> list[str]:
     """Shapes, types and formats, a piece for each tensor."""
     shapes = ";".join(",".join(map(str, dims)) for _, dims in operands)
-    types = ";".join(kind for kind, _ in operands)
-    return [shapes, types, ";".join(["ND"] * len(operands))]
+    return [shapes, ";".join(kind for kind, _ in operands), ";".join(["ND"] * len(operands))]
 
 
 def operator_details(profile: Profile) -> list[Row]:
@@ -262,8 +261,7 @@ class _View:
         host = self._process("Python")
         for o in self._profile.operators:
             self._rows.setdefault((host, o.thread), f"Thread {o.thread}")
-            span = (o.begin, o.end)
-            yield self._slice(o.name, host, o.thread, span, _details(o), cat="cpu_op")
+            yield self._slice(o.name, host, o.thread, (o.begin, o.end), _details(o), cat="cpu_op")
             for kernel in o.kernels:
                 yield from self._flow((host, o.thread, o.begin), kernel)
 

@@ -165,8 +165,7 @@ class Rows:
     def events(self, shift: float) -> list[Event]:
         """Everything as events of a Chrome trace, with `shift` microseconds added to times."""
         with self._lock:
-            slices = [{**e, "ts": e["ts"] + shift} for e in self._events]
-            return [*self._names(), *slices]
+            return [*self._names(), *({**e, "ts": e["ts"] + shift} for e in self._events)]
 
     def _names(self) -> list[Event]:
         names: list[Event] = []
@@ -216,8 +215,7 @@ class _Onlooker:
         def noted(registers: list[Any]) -> None:
             begin = _clock()
             run(registers)
-            end = _clock()
-            self._rows.add(kind, self._device, lane, begin, end, work, self._caller)
+            self._rows.add(kind, self._device, lane, begin, _clock(), work, self._caller)
 
         return noted
 

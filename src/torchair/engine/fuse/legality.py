@@ -133,8 +133,7 @@ class Streams:
         """Why a node must not join a unit, empty if it may; `sources` are what the node needs."""
         if not self._several:
             return ""
-        more = self._needs.all_of(sources) - self._needs.all_of([unit])
-        if self._foreign(more, node):
+        if self._foreign(self._needs.all_of(sources) - self._needs.all_of([unit]), node):
             return f"{node.type} waits for another stream"
         return "another stream waits for it" if self._awaited(members) else ""
 
@@ -253,8 +252,7 @@ def epilogue_spaces(
 ) -> dict[Value, Space] | str:
     """What may be done to the results of a product: maps over exactly its own dims."""
     first = next(iter(seen))
-    started = any(n not in views for n in group.nodes)
-    shape = group.shape if started else first.shape
+    shape = group.shape if any(n not in views for n in group.nodes) else first.shape
     made = group.given[0].shape
     if (shape or ())[-1:] != (made or ())[-1:]:  # vectors of results run along the last dim
         return f"{node.type} runs over other axes"

@@ -165,8 +165,7 @@ class _Fuser:
             return "its numbers steer sizes"
         if row.loops is None and node.type not in self.heads:
             return "no rule for this operator"
-        values = [*operands_of(node), *node.outputs]
-        if any(v.shape is None for v in values):
+        if any(v.shape is None for v in (*operands_of(node), *node.outputs)):
             return "sizes that only the data tell"
         if any(v.dtype not in TYPES for v in operands_of(node)):
             return "a type that generated code does not have"
@@ -209,8 +208,7 @@ class _Fuser:
     # ---- placing a node ----
 
     def _begin(self, kind: UnitKind, node: Node, group: Group, why: str) -> Unit:
-        number = self._new_vertex(node)
-        unit = Unit(kind, node, group, number, self.position[node], why=why)
+        unit = Unit(kind, node, group, self._new_vertex(node), self.position[node], why=why)
         self.unit_of[node] = unit
         self.units.append(unit)
         return unit
@@ -299,8 +297,7 @@ class _Fuser:
             return f"{node.type} reads it through a view that moves elements"
         if not self._legal(unit, node, views):
             return f"{node.type} also needs what is computed from it elsewhere"
-        sources = self._sources(node, views)
-        if why := self.streams.keep_out(node, sources, unit.nodes, unit.number):
+        if why := self.streams.keep_out(node, self._sources(node, views), unit.nodes, unit.number):
             return why
         spaces = self._spaces(unit, node, seen)
         if isinstance(spaces, str):

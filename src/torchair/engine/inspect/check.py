@@ -231,8 +231,7 @@ def _race(
     what = f"input {memory.node.name}" if memory.node.type in NO_WORK else f"result {memory.edge}"
     head = f"two streams use the memory of {what} and nothing orders them:"
     hint = "let one wait for the other: torchair.ops.record() there, torchair.ops.wait() here"
-    nodes = (first[0].name, second[0].name)
-    return Fault("race", "\n  ".join([head, *words, hint]), nodes)
+    return Fault("race", "\n  ".join([head, *words, hint]), (first[0].name, second[0].name))
 
 
 def _accesses(

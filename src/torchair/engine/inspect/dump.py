@@ -53,14 +53,13 @@ def tell(name: str, layer: Sequence[str], options: DumpOptions) -> Path:
     world, _, rank = os.path.basename(options.path).partition("_global_")
     path = Path("ge_dump_data_json", f"dump_options_{world}_{rank}_pid{os.getpid()}.json")
     with _LOCK:
-        told = [*_told_before(path), {"model_name": name, "layer": list(layer)}]
         settings = {
             "dump_path": options.path,
             "dump_mode": options.mode,
             "dump_data": options.data,
             "dump_step": options.step,
             "quant_dumpable": options.quant_dumpable,
-            "dump_list": told,
+            "dump_list": [*_told_before(path), {"model_name": name, "layer": list(layer)}],
         }
         return atomic_write(path, json.dumps({"dump": settings}, indent=4).encode())
 
@@ -134,8 +133,7 @@ class GraphDump:
     ) -> list[torch.Tensor]:
         """Outputs in memory of their own, with the strides promised; then inputs are updated."""
         data, assigned = self._promises.data, self._promises.assigned
-        facts = [(v, tensor_fact(t, v)) for v, t in zip(data, inputs, strict=True)]
-        sizes = symbols_of(facts)
+        sizes = symbols_of([(v, tensor_fact(t, v)) for v, t in zip(data, inputs, strict=True)])
         outputs = [self._own(k, env[v], sizes) for k, v in enumerate(self._promises.results)]
         for k, d in assigned.items():
             outputs[k] = inputs[d].copy_(outputs[k])

@@ -191,10 +191,9 @@ class Ending:
         if meta is None or dims is None or strides is None:
             return None
         if dims != tuple(meta.shape):
-            made = self.p.results[k]
             raise GraphError(
                 f"output {k} has dims {list(meta.shape)}, tracing promised {list(dims)}",
-                node=made.node.name,
+                node=self.p.results[k].node.name,
             )
         return strides
 

@@ -428,8 +428,7 @@ class _Build:
         for node in inside:
             if (row := row_of(node.type)) is not None:
                 self._choose_device(node, row)
-            facts = self._infer(node)
-            self.facts.update(zip(node.outputs, facts, strict=True))
+            self.facts.update(zip(node.outputs, self._infer(node), strict=True))
         known = all(self.metas[self.slot[v]] is not None for v in unit.inputs)
         known = known and self._is_on_device([*unit.inputs, *unit.outputs])
         if not known or any(self.facts[v].shape is None for v in unit.outputs):

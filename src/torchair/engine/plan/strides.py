@@ -69,8 +69,7 @@ class Strided:
 
     def is_contiguous(self) -> bool:
         """Whether it is laid out one row after the other."""
-        expected = _row_major(self.shape)
-        agree = zip(self.shape, self._strides, expected, strict=True)
+        agree = zip(self.shape, self._strides, _row_major(self.shape), strict=True)
         return all(same(s, e) or n == 1 or s == e for n, s, e in agree) or 0 in self.shape
 
     # ---- the same elements seen in another way ----
@@ -99,8 +98,7 @@ class Strided:
     def squeeze(self, dims: Sequence[int]) -> Strided:
         """Without those of these dims that have one element."""
         gone = {d % self.dim() for d in dims} if self.dim() else set()
-        kept = [d for d, n in enumerate(self.shape) if d not in gone or n != 1]
-        return self.permute(kept)
+        return self.permute([d for d, n in enumerate(self.shape) if d not in gone or n != 1])
 
     def expand(self, shape: Sequence[Int]) -> Strided:
         """Repeated along dims of size 1, and along new ones before."""
@@ -153,8 +151,7 @@ class Strided:
         """One by one along a dim."""
         dim %= self.dim()
         rest = [d for d in range(self.dim()) if d != dim]
-        pieces = self.split([1] * int(self.shape[dim]), dim)
-        return [p.permute(rest) for p in pieces]
+        return [p.permute(rest) for p in self.split([1] * int(self.shape[dim]), dim)]
 
     def reshape(self, shape: Sequence[Int]) -> Strided:
         """Other dims: a view where that can be, else in memory of its own."""
@@ -390,8 +387,7 @@ def same_strides(meta: Meta, wanted: Sequence[int]) -> bool:
     """Strides agree wherever they matter: a dim of size 1 may have any."""
     if meta.numel() == 0:
         return True
-    sizes = zip(meta.stride(), wanted, meta.shape, strict=True)
-    return all(s == w or n == 1 for s, w, n in sizes)
+    return all(s == w or n == 1 for s, w, n in zip(meta.stride(), wanted, meta.shape, strict=True))
 
 
 # ---- small integers that only depend on sizes: computed while planning, constants of the plan ----

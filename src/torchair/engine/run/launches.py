@@ -192,12 +192,11 @@ class _Jobs:
         reads, made = self.touched[maker.steps[0]]
         if meet(reads, made) or meet(reads, self.touched[k][1]):  # what it reads is overwritten
             return False
-        since = self.jobs[self.jobs.index(maker) + 1 :]
         return all(
             not meet(reads, j.writes)
             if j.prologue == maker.steps[0]
             else not j.meets(reads, made)
-            for j in since
+            for j in self.jobs[self.jobs.index(maker) + 1 :]
         )
 
     def _prologue(self, k: int) -> Nest:
@@ -457,5 +456,4 @@ def dry_run(
     target = CudaTarget(0, gpu)
     planner = Planner(graph, "meta", assigned, layouts, NativeUnits(graph, target, frozen))
     plan = planner.plan([n.outputs[0].fact for n in graph.data])
-    found = [bundle for _, part in launches_of(plan, target) for bundle in part]
-    return DryRun(plan, found, gpu)
+    return DryRun(plan, [bundle for _, part in launches_of(plan, target) for bundle in part], gpu)

@@ -75,15 +75,13 @@ def maker() -> Data:
 def recipe_of(plan: Plan, frozen: Mapping[Value, int], varying: Sequence[int]) -> Data | None:
     """The data of a plan whose `frozen` inputs are constants, for these sizes of `varying` ones;
     None where it is more than native code, or kernels are not on disk."""
-    store = kept.in_use()
-    if store is None or plan.schedule is not None or not NativeProgram.suits(plan):
+    if kept.in_use() is None or plan.schedule is not None or not NativeProgram.suits(plan):
         return None
     steps = plan.native_steps
     weights = set(frozen.values())
     packs = _packs(steps, frozen)
     constants = {s: t for s, t in plan.constants.items() if s not in weights}
-    known = sum(t.numel() * t.element_size() for t in constants.values())
-    if packs is None or known > _MOST:
+    if packs is None or sum(t.numel() * t.element_size() for t in constants.values()) > _MOST:
         return None
     kernels = {s.code.kernel.entry: s.code for s in steps}
     number = {entry: k for k, entry in enumerate(kernels)}
@@ -132,8 +130,7 @@ def _packs(steps: Sequence[Step], frozen: Mapping[Value, int]) -> dict[int, Pack
 
 
 def _root_data(root: Root) -> list[Any]:
-    made = root.kind == "fresh"
-    layout = [_dtype_name(root.meta.dtype), *_layout(root.meta)] if made else None
+    layout = [_dtype_name(root.meta.dtype), *_layout(root.meta)] if root.kind == "fresh" else None
     return [root.slot, root.kind, root.offset, root.bytes, root.tied_to, layout]
 
 
@@ -150,8 +147,7 @@ def _step_data(step: Step, kernel: int, packs: Mapping[int, Packed]) -> list[Any
 
 def _tensor_data(t: torch.Tensor) -> list[Any]:
     whole = t.contiguous().view(-1).view(torch.uint8) if t.numel() else torch.empty(0)
-    text = base64.b64encode(whole.numpy().tobytes()).decode()
-    return [_dtype_name(t.dtype), *_layout(t), text]
+    return [_dtype_name(t.dtype), *_layout(t), base64.b64encode(whole.numpy().tobytes()).decode()]
 
 
 def plan_of(data: Mapping[str, Any]) -> Stored | None:
@@ -163,8 +159,7 @@ def plan_of(data: Mapping[str, Any]) -> Stored | None:
         plan = _plan(data)
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as e:
         raise ValueError(f"its plan is none: {type(e).__name__} {e}") from e
-    keys = {str(entry): str(key) for entry, key, _ in data["kernels"]}
-    if not cpu().library.fetch(keys):
+    if not cpu().library.fetch({str(entry): str(key) for entry, key, _ in data["kernels"]}):
         return None
     packs = [(int(i), bool(turned), int(vectors)) for i, turned, vectors in data["packs"]]
     sizes = [(int(i), tuple(shape), tuple(strides)) for i, shape, strides in data["sizes"]]

@@ -129,8 +129,7 @@ class Stage:
         ]
         if made.launch is not None:
             return GpuTrial(made, words, cuda(self._device.index or 0), (self, room))
-        listed = [list(w.values()) for w in words]
-        return Trial(made, listed, self.steps, threads, (self, room))
+        return Trial(made, [list(w.values()) for w in words], self.steps, threads, (self, room))
 
     def library(self, request: Request, threads: int) -> LibraryTrial | None:
         """Torch's kernel for the head of a request, without what is done with its results; None
@@ -155,8 +154,7 @@ class Stage:
         if not isinstance(slot, int):
             return (room if slot == Room.SCRATCH else self._fault).data_ptr()
         root, offset = self._plan.place(slot)
-        memory = self._roots[root.slot, turn if _is_far(root) else 0]
-        return memory.data_ptr() + offset
+        return self._roots[root.slot, turn if _is_far(root) else 0].data_ptr() + offset
 
     def _constant(self, word: int, pack: Pack | None, turn: int) -> torch.Tensor:
         key = word, pack, turn

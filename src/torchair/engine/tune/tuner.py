@@ -276,8 +276,7 @@ class Tuning:
         by_torch = session.alone(inputs)
         if by_torch is None or not shows(by_torch, own):
             for mine, _ in rivals:
-                dropped = replace(mine, way="", microseconds=mine.usual)
-                self._own.add(now.get(mine.request, dropped))
+                self._own.add(now.get(mine.request, replace(mine, way="", microseconds=mine.usual)))
             session.take(inputs, True)
 
     def _count_threads(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
@@ -338,8 +337,7 @@ class Tuning:
             rival = stage.library(order.request, trial.threads_of(plan))
             theirs = _beaten(best if way else race.usual, rival, wish.margin)
             if theirs:
-                by_torch = replace(found, way=str(BY_TORCH), microseconds=theirs)
-                self._rivals.append((found, by_torch))
+                self._rivals.append((found, replace(found, way=str(BY_TORCH), microseconds=theirs)))
         return found
 
     def _known(self, request: object, machine: str) -> TunedWay | None:

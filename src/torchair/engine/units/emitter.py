@@ -31,8 +31,7 @@ def parameters(node: Node) -> list[Value]:
     """The weight of a quantised product, its scales, and its offsets if it has some. Nothing of
     other products."""
     ports = {QUANTISED: PARAMETERS, INTEGERS: ("x2",)}.get(node.type, ())
-    found = [node.inputs.get(port) for port in ports]
-    return [v for v in found if isinstance(v, Value)]
+    return [v for port in ports if isinstance(v := node.inputs.get(port), Value)]
 
 
 class NotNative(Exception):

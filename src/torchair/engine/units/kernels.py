@@ -66,8 +66,7 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
         return lambda node: unfit(node) or target.declines(described(node))
 
     def conv(node: Node) -> Head:
-        weights = constant(value_on(node, "filter"))
-        return Head("conv", _type_of(node, "x"), constant=weights)
+        return Head("conv", _type_of(node, "x"), constant=constant(value_on(node, "filter")))
 
     def product(node: Node) -> Head:
         first, second = factors(node)
@@ -114,8 +113,7 @@ def _attention(node: Node) -> Head:
 
 
 def _product_unfit(node: Node) -> str | None:
-    ranks = [len(value.shape or ()) for value in factors(node)]
-    if min(ranks) < 2:
+    if min(len(value.shape or ()) for value in factors(node)) < 2:
         return "it is not a product of matrices"
     if node.type == emitter.QUANTISED:
         return _quantised_unfit(node)
@@ -268,14 +266,12 @@ class Emission:
         return tuple(self.word(n) for n in sizes)
 
     def _label(self) -> str:
-        types = [n.type.lower() for n in self.unit.nodes]
-        return "_".join(dict.fromkeys(types))[:60]
+        return "_".join(dict.fromkeys(n.type.lower() for n in self.unit.nodes))[:60]
 
     # ---- loops ----
 
     def _loops(self) -> requests.Loops:
-        values = [*self.unit.inputs, *self.unit.outputs]
-        operands = {v: self._operand(v) for v in values}
+        operands = {v: self._operand(v) for v in (*self.unit.inputs, *self.unit.outputs)}
         nest = build_nest(
             self.unit.group, operands, self.unit.outputs, self.sizes.fact, self._fault
         )

@@ -33,8 +33,7 @@ class Prepared:
         self.tensors: dict[Value, torch.Tensor] = dict(frozen)
         self._device = next((t.device for t in frozen.values()), torch.device("cpu"))
         self._sources: dict[Value, frozenset[Value]] = {v: frozenset([v]) for v in frozen}
-        wanted = {v for n in graph.nodes for v in parameters(n)}
-        self._order = _needed(graph, wanted, self.tensors)
+        self._order = _needed(graph, {v for n in graph.nodes for v in parameters(n)}, self.tensors)
         self.nodes = frozenset(self._order)
         for node in self._order:
             made = [t.detach().clone() for t in self._run(node)]
@@ -188,8 +187,7 @@ class NativeUnits:
             if call is not None:
                 return call
         known = emitter.UnitSizes(unit, fact, [plain(m) for m in metas], self._varies)
-        emission = Emission(unit, known, self.target, self.is_constant, self.bits_of)
-        variants.append(emission.run())
+        variants.append(Emission(unit, known, self.target, self.is_constant, self.bits_of).run())
         call = variants[-1].call(unit, metas)
         assert call is not None, "a kernel is right for the sizes it was made with"
         return call
@@ -235,8 +233,7 @@ class NativeUnits:
 
     def packed(self, x: Constant, pack: Pack | None) -> torch.Tensor:
         """A constant as its kernel reads it."""
-        folded = None if x.content == "own" else x.unit.folded
-        key = (x.value, folded, x.content, pack)
+        key = (x.value, None if x.content == "own" else x.unit.folded, x.content, pack)
         if key not in self._packed:
             self._packed[key] = x, self._packed_anew(x, pack)
         return self._packed[key][1]

@@ -103,8 +103,7 @@ def _power_one(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _full_slice_scatter(node: fx.Node, source: fx.Node) -> bool:
-    args = [*node.args, *[None] * 6][:6]
-    start, end, step = args[3:]
+    start, end, step = [*node.args, *[None] * 6][3:6]
     whole = start in (None, 0) and end in (None, _MAX) and step in (None, 1)
     return whole and not node.kwargs and _same_layout(node, source)
 
@@ -185,8 +184,7 @@ def _match(copy: Any, scatters: dict[Any, Any]) -> tuple[fx.Node, fx.Node] | Non
         return None
     if placeholder.op != "placeholder" or len(placeholder.users) != 2:
         return None
-    same = post.meta["val"].shape == placeholder.meta["val"].shape
-    return (scatter, post) if same else None
+    return (scatter, post) if post.meta["val"].shape == placeholder.meta["val"].shape else None
 
 
 def _viewed(node: Any) -> Any:
@@ -252,7 +250,6 @@ def eliminate_dead_code(gm: fx.GraphModule) -> None:
 
 def eliminate_self_copy(gm: fx.GraphModule) -> None:
     """Remove `copy_(x, x)` whose result nobody reads."""
-    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    for node in copies:
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         if not node.users and node.args[0] is node.args[1]:
             gm.graph.erase_node(node)

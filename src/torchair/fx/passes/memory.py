@@ -157,8 +157,7 @@ class Storages:
         that share its memory. Both have the same shape and type."""
         old, new = tensor_of(node), tensor_of(into)
         assert old is not None and new is not None
-        storage = storage_of(old)
-        for member in self.members(storage):
+        for member in self.members(storage_of(old)):
             moved = _moved(member.meta["val"], old, new)
             self.forget(member)
             member.meta["val"] = moved

@@ -119,8 +119,7 @@ class Reinplacer:
         self._check_owner(storage, anywhere)
         if place.overlaps_itself():
             raise values.Stays(f"elements of {into} share memory")
-        others = [a for a in values.arguments_of(node) if storage in self.memory.of(a)]
-        if len(others) > 1:
+        if sum(storage in self.memory.of(a) for a in values.arguments_of(node)) > 1:
             raise values.Stays(f"{into} and another argument share memory")
         new = self._check_result(node, old, result)
         copies = self._own_copies(node, old, result)
@@ -213,8 +212,7 @@ class Reinplacer:
 
     def _check_streams(self, node: fx.Node, storage: int, copies: Iterable[fx.Node]) -> None:
         users = {user for user, _ in self.memory.uses(storage)} - {node, *copies}
-        streams = {self.order.stream(user) for user in users | {node}}
-        if len(streams) == 1:
+        if len({self.order.stream(user) for user in users | {node}}) == 1:
             return
         if not self._by_events:
             raise values.Stays("several streams use it")
@@ -247,8 +245,7 @@ def _is_apart(user: fx.Node, by: fx.Node, place: StoragePlace, dtype: torch.dtyp
 
 
 def _shifted(place: StoragePlace, start: StoragePlace, to: StoragePlace) -> StoragePlace:
-    offset = place.offset - start.offset + to.offset
-    return StoragePlace(place.shape, place.strides, offset)
+    return StoragePlace(place.shape, place.strides, place.offset - start.offset + to.offset)
 
 
 def _is_at(tensor: torch.Tensor, place: StoragePlace, like: torch.Tensor) -> bool:

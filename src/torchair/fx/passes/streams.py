@@ -83,8 +83,7 @@ def mark_streams(graph: fx.Graph) -> None:
 
 def on_one_stream(match: Any) -> bool:
     """Whether all calls of a pattern match are on the same stream."""
-    labels = {n.meta.get("stream_label") for n in match.nodes if n.op == "call_function"}
-    return len(labels) <= 1
+    return len({n.meta.get("stream_label") for n in match.nodes if n.op == "call_function"}) <= 1
 
 
 # ---- what runs before what, by program order, events and marks
@@ -118,8 +117,7 @@ class IssueOrder:
 
     def stream(self, node: fx.Node) -> Stream:
         """The tag of the stream that a node runs on, None for the one the graph is started on."""
-        label: Stream = node.meta["stream_label"]
-        return label
+        return node.meta["stream_label"]
 
     def step(self, node: fx.Node) -> None:
         """Issue a node behind all those before."""
@@ -241,8 +239,7 @@ class _Synchronizer:
 
     def _join(self, node: fx.Node) -> None:
         stream = self._order.stream(node)
-        late = [n for n in self._needed(node) if not self._order.is_done(n, stream)]
-        for other in sorted(late):
+        for other in sorted(n for n in self._needed(node) if not self._order.is_done(n, stream)):
             if not self._order.is_done(other, stream):
                 with self._graph.inserting_before(node):
                     wait = ([_mark_behind(self._graph, other, self._marks, self._options)],)
@@ -267,8 +264,7 @@ class _Synchronizer:
             return
         written, used = self._accesses(node)
         for storage in self._memory.of(node) | used:
-            makes = storage in written or storage not in used
-            self._touched.setdefault(storage, {})[node] = makes
+            self._touched.setdefault(storage, {})[node] = storage in written or storage not in used
 
     def _accesses(self, node: fx.Node) -> tuple[set[int], set[int]]:
         """The storages that a node writes, and all that its arguments are in."""
@@ -352,8 +348,7 @@ def replace_core_limit_nodes(gm: fx.GraphModule) -> None:
     open_scopes: list[_Scope] = []
     for node in list(graph.nodes):
         if node.target is air.scope_enter.default:
-            outer = open_scopes[-1].limit if open_scopes else None
-            open_scopes.append(_enter(graph, node, outer))
+            open_scopes.append(_enter(graph, node, open_scopes[-1].limit if open_scopes else None))
         elif node.target is air.scope_exit.default:
             _leave(graph, node, open_scopes.pop())
 
@@ -399,8 +394,7 @@ def resolve_default_stream_markers(gm: fx.GraphModule) -> None:
     marked = [n for target in _ON_STREAMS for n in _marked(graph, target)]
     if not marked:
         return
-    first = next(n for n in graph.nodes if n.op != "placeholder")
-    with graph.inserting_before(first):
+    with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
         stream = graph.call_function(air.current_stream.default, ())
         parts = {
             mark: graph.call_function(operator.getitem, (stream, i))

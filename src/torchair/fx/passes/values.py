@@ -62,8 +62,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     if isinstance(target, torch._ops.OpOverload):
         return [a for a in written(target, node.args, node.kwargs) if isinstance(a, fx.Node)]
     if isinstance(target, torch._ops.HigherOrderOperator):
-        pure = target.name().startswith("auto_functionalized")
-        return [] if pure else arguments_of(node)
+        return [] if target.name().startswith("auto_functionalized") else arguments_of(node)
     return [] if node.op == "call_function" else arguments_of(node)
 
 
@@ -119,8 +118,7 @@ def add_call(
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "stream_label"):
         if key in like.meta:
             made.meta[key] = like.meta[key]
-    known = value is not _UNKNOWN
-    made.meta["val"] = value if known else fake_result(target, args, kwargs or {})
+    made.meta["val"] = value if value is not _UNKNOWN else fake_result(target, args, kwargs or {})
     return made
 
 

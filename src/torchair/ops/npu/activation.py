@@ -183,8 +183,7 @@ def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, T
     """Elements over the root of the mean of their squares, times `gamma`; and one over that root,
     with dims of size 1 in the place of those of `gamma`."""
     values = x.to(wide(x.dtype))
-    squares = values.square().mean([*range(-gamma.dim(), 0)], keepdim=True)
-    rstd = torch.rsqrt(squares + epsilon)
+    rstd = torch.rsqrt(values.square().mean([*range(-gamma.dim(), 0)], keepdim=True) + epsilon)
     return (values * rstd * gamma.to(values.dtype)).to(x.dtype), rstd
 
 

@@ -109,8 +109,7 @@ class InferCall:
             key = torch.cat([key, self.ropes.of(piece)], -1)
         out, top, total = attend.forward(query, key, value, self._scores(piece, key.shape[2]))
         nothing = total == 0
-        logs = torch.where(nothing, 0.0, top) + torch.where(nothing, 1.0, total).log()
-        return out, logs
+        return out, torch.where(nothing, 0.0, top) + torch.where(nothing, 1.0, total).log()
 
     def _scores(self, piece: Piece, keys: int) -> attend.Scores:
         g, mask = self.given, self.given.atten_mask

@@ -90,8 +90,7 @@ _RENAMED = {
 def first_version(named: Named) -> dict[str, Any]:
     """Arguments of the second version of the fused operator under the names of the first."""
     dtypes = [n for n in named if n.endswith("_dtype")]
-    unknown = {name: named.get(name) for name in ("quant_scale_p", *dtypes)}
-    refuse_given(FUSED_V2, **unknown)
+    refuse_given(FUSED_V2, **{name: named.get(name) for name in ("quant_scale_p", *dtypes)})
     return {_RENAMED.get(name, name): value for name, value in named.items()}
 
 

@@ -30,8 +30,7 @@ def gating_top_k_softmax(
     """The k largest of the softmax over experts, which experts they are, and the number of each
     row in the order "all first choices, then all second ones". Rows that are finished get the
     number of experts instead of an expert."""
-    weights = torch.softmax(x.to(wide(x.dtype)), -1)
-    values, experts = torch.topk(weights, k, dim=-1)
+    values, experts = torch.topk(torch.softmax(x.to(wide(x.dtype)), -1), k, dim=-1)
     if finished is not None:
         experts = experts.masked_fill(finished.bool().unsqueeze(-1), x.shape[-1])
     rows = x.shape[:-1].numel()
@@ -106,11 +105,9 @@ def scatter_update_(data: Tensor, indices: Tensor, updates: Tensor, axis: int) -
     check_scatter(data, indices, updates, axis)
     flat = indices.reshape(-1, _PAIR) if indices.dim() == _PAIR else None
     starts = indices.reshape(-1) if flat is None else flat[:, 1]
-    count = starts.shape[0]
-    batch = torch.arange(count, device=data.device) if flat is None else flat[:, 0]
+    batch = torch.arange(starts.shape[0], device=data.device) if flat is None else flat[:, 0]
     axis = axis % data.dim()
-    length = updates.shape[axis]
-    steps = torch.arange(length, device=data.device)
+    steps = torch.arange(updates.shape[axis], device=data.device)
     positions = starts.to(data.device, torch.int64)[:, None] + steps
     _check_positions(positions, data.shape[axis])
     where = (batch.to(data.device, torch.int64)[:, None], positions)

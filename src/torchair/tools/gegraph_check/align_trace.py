@@ -23,8 +23,7 @@ def align_trace_json(
     """
     events = trace.read_events(input)
     tasks = trace.tasks_of(events)
-    stuck = {id(t) for t in trace.set_clocks(tasks)}
-    begins = _begins(tasks, stuck, merge_gap)
+    begins = _begins(tasks, {id(t) for t in trace.set_clocks(tasks)}, merge_gap)
     aligned = [dict(e) for e in events]
     for task in tasks:
         aligned[task.number]["ts"] = begins[task.number]

@@ -71,8 +71,7 @@ def deadlock_check(
     print(f"[RESULT] Deadlock risk detected! {len(conflicts)} conflicting pair(s):")
     for conflict in conflicts:
         print(conflict)
-    marked = {t.number for c in conflicts for t in (c.first, c.second)}
-    for number in marked:
+    for number in {t.number for c in conflicts for t in (c.first, c.second)}:
         event = events[number]
         events[number] = {**event, "name": f"{PREFIX}{event.get('name', '')}", "dur": WIDTH}
     trace.write_events(output_path, events)

@@ -135,8 +135,7 @@ def read_events(path: FilePath) -> list[dict[str, Any]]:
 
 def write_events(path: FilePath, events: Iterable[Mapping[str, Any]]) -> str:
     """Write a file that `read_events` reads; returns its path."""
-    text = json.dumps({"traceEvents": list(events)}, indent=1)
-    return str(atomic_write(path, text.encode()))
+    return str(atomic_write(path, json.dumps({"traceEvents": list(events)}, indent=1).encode()))
 
 
 def tasks_of(events: Sequence[dict[str, Any]]) -> list[TraceTask]:
@@ -172,8 +171,7 @@ def _started(task: TraceTask) -> str | None:
     """The virtual stream that a task starts."""
     if not task.name.startswith(ACTIVE):
         return None
-    named = task.name[len(ACTIVE) :].strip("_ ")
-    return named or str(task.arg("Active Stream", "")) or None
+    return task.name[len(ACTIVE) :].strip("_ ") or str(task.arg("Active Stream", "")) or None
 
 
 def handle_of(task: TraceTask, kinds: Sequence[str]) -> tuple[str, str] | None:

@@ -291,8 +291,7 @@ class Decode(AttentionText):
         """Add weights times values to these columns of one output row."""
         w, (base, row, dtype) = self.w, values
         places = [w.offset(to, "float", c) for c in columns]
-        carried = [(self.vt, parts.load(w, at)) for at in places]
-        with w.loop("0", count, 1, carried) as loop:
+        with w.loop("0", count, 1, [(self.vt, parts.load(w, at)) for at in places]) as loop:
             weight = w(f"load float, ptr {w.offset(weights, 'float', loop.index)}")
             weight = w.splat("float", weight)
             source = w.offset(base, "i8", w.mul(loop.index, row))

@@ -63,8 +63,7 @@ class Prefill(AttentionText):
         w, total = self.w, self.w.mul(blocks, heads)
         if self.spec.causal:
             with w.loop("%tid", total, "%nt") as loop:
-                number = w.sub(w.sub(blocks, "1"), w.div(loop.index, heads))
-                yield number, w.rem(loop.index, heads)
+                yield w.sub(w.sub(blocks, "1"), w.div(loop.index, heads)), w.rem(loop.index, heads)
         else:
             with w.loop(*w.share(total)) as loop:
                 yield w.rem(loop.index, blocks), w.div(loop.index, blocks)
@@ -75,8 +74,7 @@ class Prefill(AttentionText):
         self._pack_queries()
         self._clear("total", self.areas.between("total", "outputs"))
         for first in range(0, block, w.lanes):
-            at = w.offset(self._area("top"), "float", first)
-            parts.store(w, parts.LOWEST, at)
+            parts.store(w, parts.LOWEST, w.offset(self._area("top"), "float", first))
         self.limit = s.span
         if self.spec.causal:
             last = w.sub(w.least(w.add(self.first, block), s.rows), "1")
@@ -122,8 +120,7 @@ class Prefill(AttentionText):
                 at = w.offset(self._area("mask rows"), "i64", loop.index)
                 w.do(f"store i64 {self._row(self.sizes.mask, row)}, ptr {at}")
             if spec.causal:
-                query = w.div(row, self.sizes.group)
-                short = w(f"trunc i64 {query} to i32")
+                short = w(f"trunc i64 {w.div(row, self.sizes.group)} to i32")
                 at = w.offset(self._area("positions"), "i32", loop.index)
                 w.do(f"store i32 {short}, ptr {at}")
 
@@ -135,16 +132,14 @@ class Prefill(AttentionText):
         with w.loop("0", self.plan.block, w.lanes) as group:
             self.group = group.index
             with w.loop("0", w.lanes) as loop:
-                row = self._existing(w.add(group.index, loop.index))
-                at = self._row_at(0, self.sizes.q, row)
+                at = self._row_at(0, self.sizes.q, self._existing(w.add(group.index, loop.index)))
                 self._stage_query(at, w.mul(loop.index, self.stage_row))
             self._transpose_stage("queries", str(self.deep))
 
     def _transpose_stage(self, name: str, columns: str) -> None:
         """Transpose the staged rows of a group of queries into their lanes of an area."""
         stage, to = self._area("stage"), self._vector(name, "0")
-        sizes = self.w.lanes, columns
-        self.w.run("transpose", stage, self.stage_row, to, self.plan.block, *sizes)
+        self.w.run("transpose", stage, self.stage_row, to, self.plan.block, self.w.lanes, columns)
 
     def _stage_query(self, at: str, place: str) -> None:
         w, dtype, stride = self.w, self.spec.dtype, self.sizes.q[3]
@@ -169,8 +164,7 @@ class Prefill(AttentionText):
         count = w.least(str(self.plan.keys), w.sub(self.limit, start))
         with ExitStack() as stack:
             if self.spec.mask:
-                seen = self._mask(start, count)
-                stack.enter_context(w.when(seen))
+                stack.enter_context(w.when(self._mask(start, count)))
             self._scores(start, count)
             self._softmax(start, count)
             self._values(start, count)
@@ -412,8 +406,7 @@ def attention_choices(spec: Attention, machine: Machine) -> Choices:
     if few and dots_bf16(spec, machine):
         return {}  # prefill rounds more
     most = 4 if machine.registers >= 32 else 3
-    lines = -(-spec.rows // machine.lanes)
-    queries = tuple(str(n) for n in range(min(most, lines), 0, -1))
+    queries = tuple(str(n) for n in range(min(most, -(-spec.rows // machine.lanes)), 0, -1))
     forms = {"form": ("decode", "prefill")} if few else {}
     return {**forms, "queries": queries, "keys": KEYS}
 

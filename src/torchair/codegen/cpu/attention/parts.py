@@ -203,8 +203,7 @@ def largest(w: Writer, x: str) -> str:
     """The largest lane of a vector, in every lane."""
     shift = w.lanes // 2
     while shift:
-        picks = [j ^ shift for j in range(w.lanes)]
-        turned = shuffle(w, "float", w.lanes, (x, "poison"), picks)
+        turned = shuffle(w, "float", w.lanes, (x, "poison"), [j ^ shift for j in range(w.lanes)])
         x = larger(w, turned, x)
         shift //= 2
     return x

@@ -127,8 +127,7 @@ class _Copy:
                 self.move(source, at.index, to, at.index, lanes)
         if full != count:
             with w.loop(full, count) as at:
-                index = w.mul(at.index, w.size(step))
-                self.move(source, index, to, w.mul(at.index, to_step), 1)
+                self.move(source, w.mul(at.index, w.size(step)), to, w.mul(at.index, to_step), 1)
 
     def move(self, source: str, at: str, to: str, to_at: str, lanes: int) -> None:
         """One vector or element."""
@@ -155,8 +154,7 @@ def pack_panels(weight: torch.Tensor, cut: ConvPlan) -> torch.Tensor:
     _, channels, high, wide = weight.shape
     sizes = (panels.groups, panels.of_group * panels.size, cut.depth, high, wide)
     full = torch.zeros(sizes, dtype=dtype)
-    given = weight.reshape(panels.groups, -1, channels, high, wide)
-    full[:, : panels.channels, :channels] = given
+    full[:, : panels.channels, :channels] = weight.reshape(panels.groups, -1, channels, high, wide)
     split = full.unflatten(1, (panels.of_group, panels.size))
     if cut.kind == "dot":
         return split.unflatten(3, (-1, 2)).permute(0, 1, 5, 6, 3, 2, 4)
@@ -220,8 +218,7 @@ class _Blocks:
         source = self.source(n, panel, first, row)
         weights = w.offset(w.pointer(1), self.element, w.mul(panel, cut.panel_elements))
         with self.whenever(at, self.high, cut.rows):
-            tiles = _Tiles(self, n, panel, at, first[1])
-            tiles.write(source, weights)
+            _Tiles(self, n, panel, at, first[1]).write(source, weights)
 
     @contextmanager
     def whenever(self, at: str, end: str, size: int) -> Iterator[None]:
@@ -300,8 +297,7 @@ class _Tiles:
     def tile(self, rows: int, columns: int) -> str:
         cut = self.cut
         pixels = tuple(cut.offset(r, c) for r in range(rows) for c in range(columns))
-        shape = ConvTile(cut.kind, pixels, tuple(cut.steps), cut.vectors, cut.turns)
-        return tile(self.w, shape)
+        return tile(self.w, ConvTile(cut.kind, pixels, tuple(cut.steps), cut.vectors, cut.turns))
 
     def finish(self, column: str, rows: str, width: int) -> None:
         """Hand the sums of a tile to the epilogue, vector by vector."""

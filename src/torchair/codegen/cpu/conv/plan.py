@@ -397,8 +397,7 @@ class _Sums:
         for j in range(self.vectors):
             place = w.offset(p, self.element, at + j * self.width)
             if self.shape.ahead:
-                later = w.offset(place, "i8", self.shape.ahead)
-                w.prefetch(later, often=3)
+                w.prefetch(w.offset(place, "i8", self.shape.ahead), often=3)
             kind = f"<{self.width} x {self.element}>"
             found.append(w(f"load {kind}, ptr {place}, align {4 * w.lanes}"))
         return found

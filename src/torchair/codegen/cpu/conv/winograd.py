@@ -80,8 +80,7 @@ class Patches:
     @property
     def scratch(self) -> int:
         """Bytes of scratch that each thread needs: the input, then the products."""
-        sums = self.places * self.block * self.panels.size
-        return -(-4 * (self.inputs + sums) // 64) * 64
+        return -(-4 * (self.inputs + self.places * self.block * self.panels.size) // 64) * 64
 
 
 METHODS = {"direct": 0, "patches2": 2, "patches4": 4}
@@ -182,8 +181,7 @@ class PatchBlocks:
         steps = ((cut.spec.channels, 1),)
         weights = 4 * cut.places * cut.panels.count * cut.panels.size * cut.spec.channels
         ahead = cut.ahead if weights > CACHED else 0
-        shape = ConvTile("dense", pixels, steps, cut.vectors, ahead=ahead)
-        self.tile = tile(w, shape)
+        self.tile = tile(w, ConvTile("dense", pixels, steps, cut.vectors, ahead=ahead))
         _spread(w, cut)
         _collect(w, cut)
         self.results = w.scratch(4 * cut.m**2 * cut.panels.size)
@@ -218,8 +216,7 @@ class PatchBlocks:
             with w.loop("0", count, cut.group) as group:
                 patch = w.add(w.mul(place.index, cut.block), group.index)
                 x = w.offset(self.inputs, "float", w.mul(patch, cut.pitch))
-                to = w.offset(self.sums, "float", w.mul(patch, cut.panels.size))
-                w.run(self.tile, x, p, to)
+                w.run(self.tile, x, p, w.offset(self.sums, "float", w.mul(patch, cut.panels.size)))
 
     def finish(self, panel: str, first: str, last: str) -> None:
         """Transform the products back and hand out the results that are inside the image."""
@@ -228,8 +225,7 @@ class PatchBlocks:
         with w.loop(first, last) as patch:
             n, row, column = _where(w, cut, patch.index)
             at = w.mul(w.sub(patch.index, first), cut.panels.size)
-            sums = w.offset(self.sums, "float", at)
-            w.run("collect", sums, self.results)
+            w.run("collect", w.offset(self.sums, "float", at), self.results)
             row, column = w.mul(row, m), w.mul(column, m)
             rows, columns = w.least(m, w.sub(high, row)), w.least(m, w.sub(wide, column))
             with w.loop("0", rows) as i, w.loop("0", columns) as j:

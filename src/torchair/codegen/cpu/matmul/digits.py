@@ -180,8 +180,7 @@ class DigitForm(ProductForm):
         p, w = self.product, self.product.w
         p.define("digits", _DigitsOfRow(p.spec))
         with w.loop("0", p.m) as row:
-            a = p.address_of_a("0", row.index, "0")
-            w.run("digits", a, *self._row(row.index))
+            w.run("digits", p.address_of_a("0", row.index, "0"), *self._row(row.index))
 
     def define(self, rows: int) -> None:
         p, vectors, k = self.product, self.tile.vectors, self.product.k
@@ -400,8 +399,7 @@ class _Sums(Code):
         kind, value = t.vector("i32"), None
         places = [(row * _DIGITS + i) * self.tile.vectors + vector for i in range(_DIGITS)]
         sums = [wide(t, "i32").load(t.offset(whole, kind, x), 16) for x in places]
-        totals = [wide(t, "i32", lowest), *sums]
-        for number, total in reversed(list(enumerate(totals))):
+        for number, total in reversed(list(enumerate([wide(t, "i32", lowest), *sums]))):
             digits = (total - _repeated(t, "i32", head, _Head.DIGITS + number)).to("float")
             value = digits if value is None else value * 256.0 + digits
         assert value is not None

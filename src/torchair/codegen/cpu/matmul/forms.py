@@ -340,8 +340,7 @@ class TileLoops:
         with w.loop(first, end, group) as part:
             here = (batch, part.index, n)
             stop = w.least(w.add(part.index, group), end)
-            fresh = w(f"icmp eq i64 {part.index}, {first}")
-            self._rounds(here, stop, fresh)
+            self._rounds(here, stop, w(f"icmp eq i64 {part.index}, {first}"))
             self._finish(here, stop)
 
     def _group(self) -> str:

@@ -192,8 +192,7 @@ def _scaled(store: Store, dtype: Element) -> Store:
 def _epilogue(nest: Nest, rows: Size) -> Store:
     def store(w: KernelWriter, at: tuple[str, str, str], vector: str, mask: str | None) -> None:
         batch, row, column = at
-        flat = w.add(w.mul(batch, w.size(rows)), row)
-        index = [*positions(w, flat, nest.axes[:-1]), column]
+        index = [*positions(w, w.add(w.mul(batch, w.size(rows)), row), nest.axes[:-1]), column]
         emit_point(w, nest.stores, index, len(nest.axes) - 1, [vector], mask)
 
     return store
@@ -229,8 +228,7 @@ def _vectors(spec: MatMul, machine: Machine, widest: int) -> int:
     if forms.contiguous(spec) == "n" and isinstance(spec.m, int) and spec.m <= 2 and spec.n >= 1024:
         return 2 * widest
     needed = max(1, -(-spec.n // machine.lanes))
-    narrowest = min(2, needed, widest)
-    return min(range(widest, narrowest - 1, -1), key=lambda v: -(-needed // v) * v)
+    return min(range(widest, min(2, needed, widest) - 1, -1), key=lambda v: -(-needed // v) * v)
 
 
 def _balanced(m: Size, tallest: int) -> int:

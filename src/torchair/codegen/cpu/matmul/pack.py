@@ -131,8 +131,7 @@ class PackCode(tile.Code):
             t.do(f"store {numbers.cells} {made}, ptr {to}, align {numbers.bytes}")
 
     def _at(self, t: Writer, step: str, column: str) -> str:
-        index = t.add(t.mul(step, self._width), column)
-        return t.offset("%panel", self.numbers.cell, index)
+        return t.offset("%panel", self.numbers.cell, t.add(t.mul(step, self._width), column))
 
     def _cells(self, t: Writer, steps: tuple[str, str], columns: tuple[str, str]) -> None:
         cell = self.numbers.cell
@@ -192,8 +191,7 @@ class Decoder:
             return self._from_quads(t, at)
         if self.bits == 8:
             return [[self._from_bytes(t, at, j) for j in range(self.vectors)]]
-        lanes = self.numbers.lanes
-        cells = t(f"load <{lanes} x i32>, ptr {at}, align 4")
+        cells = t(f"load <{self.numbers.lanes} x i32>, ptr {at}, align 4")
         if self.numbers.pair == 2:
             return [[self._pairs(t, cells, j) for j in range(self.vectors)]]
         return [

@@ -90,8 +90,7 @@ def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
     w, span = p.w, decoder.span
     even = max(2, span)  # panels of bytes hold an even number of rows
     steps = -(-int(p.k) // even) * even // span
-    width = decoder.vectors * w.lanes
-    number = w.add(w.mul(w.div(n, width), steps), w.div(k, span))
+    number = w.add(w.mul(w.div(n, decoder.vectors * w.lanes), steps), w.div(k, span))
     return w.offset(w.pointer(1), "i8", w.mul(number, decoder.bytes))
 
 
@@ -184,8 +183,7 @@ class DecodingTile(Code):
             cell = t(f"load {numbers.cell}, ptr {at}, align {numbers.bytes}")
             factor = numbers.factors(t, t.splat(numbers.cell, cell))
             for j, column in enumerate(columns):
-                total = sums[i * len(columns) + j]
-                after.append(numbers.multiply_add(t, factor, column, total))
+                after.append(numbers.multiply_add(t, factor, column, sums[i * len(columns) + j]))
         return after
 
     def _row_sum(self, t: Writer, row: str, group: str) -> str:

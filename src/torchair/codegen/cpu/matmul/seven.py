@@ -159,8 +159,7 @@ class SevenLoops(TileLoops):
 
     def _sum(self, number: int, row: str, k: str) -> str:
         w = self.w
-        index = w.add(w.mul(w.add(row, number * self.m), self.k), k)
-        return w.offset(self.sums, "float", index)
+        return w.offset(self.sums, "float", w.add(w.mul(w.add(row, number * self.m), self.k), k))
 
     def _unit(self, place: tuple[str, str, str], end: str) -> None:
         w, block = self.w, min(self.k, self.form.block)

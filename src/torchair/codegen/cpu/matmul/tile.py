@@ -345,8 +345,7 @@ class TileCode(Code):
         self, t: Writer, rows: Sequence[str], totals: list[str], span: tuple[str, str],
         half: bool = False,
     ) -> list[str]:  # fmt: skip
-        carried = [(self.numbers.totals, x) for x in totals]
-        with t.loop(*span, carried=carried) as loop:
+        with t.loop(*span, carried=[(self.numbers.totals, x) for x in totals]) as loop:
             if not half:
                 self._fetch(t, loop.index)
             loop.next = self._step(t, rows, loop.carried, loop.index, half)
@@ -392,8 +391,7 @@ class TileCode(Code):
         """One cell of A in all lanes."""
         numbers = self.numbers
         stride = inside(self.a_k, "%a_k")
-        first = t.mul(step, numbers.pair)
-        at = t.offset(row, numbers.memory, t.mul(first, stride))
+        at = t.offset(row, numbers.memory, t.mul(t.mul(step, numbers.pair), stride))
         if numbers.pair == 1:
             cell = t(f"load {numbers.cell}, ptr {at}, align {numbers.bytes}")
         elif stride == "1" and not half:
@@ -448,16 +446,14 @@ class DotCode(Code):
         """Columns read at the same time: as many as there are registers for their sums."""
         room = 24 if self.machine.registers >= 32 else 8
         room = room // 2 if self.numbers.dtype == "f64" else room
-        fitting = 1 << (max(1, room // self.rows).bit_length() - 1)
-        return min(fitting, 8, self.machine.lanes)
+        return min(1 << (max(1, room // self.rows).bit_length() - 1), 8, self.machine.lanes)
 
     def write(self, t: KernelWriter) -> None:
         vector, groups = self.numbers.totals, self.machine.lanes // self.streams
         rows = rows_of_a(t, self.numbers, self.rows, inside(self.a_row, "%a_row"))
         slots = t.scratch(self.rows * groups * self.machine.lanes * self.numbers.total_bytes)
         with t.loop("0", groups) as group:
-            first = t.mul(group.index, self.streams)
-            for i, part in enumerate(self._group(t, rows, first)):
+            for i, part in enumerate(self._group(t, rows, t.mul(group.index, self.streams))):
                 at = t.offset(slots, vector, t.add(group.index, i * groups))
                 t.do(f"store {vector} {part}, ptr {at}, align 16")
         for i in range(self.rows):

@@ -34,8 +34,7 @@ def _split(node: Node) -> None:
     leading = list(range(len(x.shape or ()) - len(gamma.shape or ())))
     for old, new in zip(node.outputs[1:], (ge.Mul(grad, hat), grad), strict=True):
         if old.uses:
-            total = ge.ReduceSum(new, leading) if leading else new
-            old.replace_with(cast(total, old.dtype))
+            old.replace_with(cast(ge.ReduceSum(new, leading) if leading else new, old.dtype))
 
 
 def join_convolution_gradients(graph: Graph, state: GraphState) -> None:

@@ -300,8 +300,7 @@ def mapping_assign_op_to_graph_output(
             continue
         ref, value = node.inputs["ref"], node.inputs["value"]
         assert isinstance(ref, Value) and isinstance(value, Value)
-        same = (ref.dtype, ref.shape) == (value.dtype, value.shape)
-        if ref.node.type not in INPUTS or not same:
+        if ref.node.type not in INPUTS or (ref.dtype, ref.shape) != (value.dtype, value.shape):
             output.after(node)
             continue
         node.outputs[0].replace_with(value)

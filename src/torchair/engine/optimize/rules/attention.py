@@ -309,8 +309,7 @@ class _ByHeads:
             raise Mismatch("its types have no generated code", self.query)
         self.batch, self.length, self.width = self._dims(self.query, self.heads)
         if not self.key_heads:  # the operator does not say it
-            dims = rewrite.shape_of(self.key)
-            found = dims[1 if self.layout == "BNSD" else 2]
+            found = rewrite.shape_of(self.key)[1 if self.layout == "BNSD" else 2]
             self.key_heads = found // self.width if self.layout == "BSH" else found
             if not isinstance(self.key_heads, int):
                 raise Mismatch("the number of heads is symbolic", self.key)
@@ -373,8 +372,7 @@ class _ByHeads:
             return x
         if self.layout == "BSH":
             x = ge.Reshape(x, _one_open((self.batch, length, heads, width), x))
-        turned: Value = ge.Transpose(x, list(_HEADS_LAST))
-        return turned
+        return ge.Transpose(x, list(_HEADS_LAST))
 
     def _shift(self) -> Value | None:
         """Everything that is added to the scores."""
@@ -413,13 +411,11 @@ class _ByHeads:
         if not isinstance(self.span, int) or rewrite.shape_of(lengths) not in ((1,), (self.batch,)):
             raise Mismatch("lengths do not fit the keys", lengths)
         ends = ge.Unsqueeze(lengths, axes=[1, 2, 3])
-        found: Value = ge.GreaterEqual(ge.Const(torch.arange(self.span)), ends)
-        return found
+        return ge.GreaterEqual(ge.Const(torch.arange(self.span)), ends)
 
 
 def _one_open(dims: tuple[Any, ...], about: Value) -> list[int]:
     """Dims of a reshape, of which one may be open."""
-    symbolic = [d for d in dims if not isinstance(d, int)]
-    if len(symbolic) > 1:
+    if sum(not isinstance(d, int) for d in dims) > 1:
         raise Mismatch("two sizes are symbolic", about)
     return [d if isinstance(d, int) else -1 for d in dims]
