@@ -266,7 +266,6 @@ def _ops(options: argparse.Namespace) -> int:
 
 
 def _rows(pattern: str) -> list[tuple[str, ...]]:
-    """Rows of operators with a text in their name."""
     found = [x for x in lines() if pattern.lower() in x.target.lower()]
     return [(x.target, *_cells(x), f"{x.file}:{x.line}") for x in found]
 

@@ -255,7 +255,9 @@ class DeviceSubstrate(base.Substrate):
                 for i in moving:
                     given[i] = memory.input_like(i, given[i])
             with self._lists.forms() if self._lists is not None else nullcontext():
-                return [_plain(r) for r in walk(given)]
+                # results whose data are what they look like
+                made = walk(given)
+                return [r.resolve_conj().resolve_neg() if torch.is_tensor(r) else r for r in made]
 
         results = memory.record(graph, request.options.error_mode, body)
         found = ResultForms(given, walk.constants(), results)
@@ -361,11 +363,6 @@ class ResultForms:
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-def _plain(result: Any) -> Any:
-    """A result whose data are what they look like."""
-    return result.resolve_conj().resolve_neg() if isinstance(result, torch.Tensor) else result
 
 
 class Inputs:

@@ -215,7 +215,7 @@ class AclGraph:
         meta = self._by_raw.get(self._raw(args))
         if meta is None:
             meta = self._moved(args)
-        elif not self._outdated(meta, args):
+        elif self._reason(meta, args) is None and meta.recording.renew(args):
             self._latest[self._rest(args)] = meta
             if meta.recording.held is not meta.held:
                 self._keep_test(meta, args)
@@ -264,10 +264,6 @@ class AclGraph:
             for _ in range(self._warmups):
                 with label("acl_graph_warm_up"):
                     self.forward(*[a.clone() if isinstance(a, torch.Tensor) else a for a in args])
-
-    def _outdated(self, meta: GraphMeta, args: Sequence[Any]) -> bool:
-        """Whether a captured graph no longer fits: memory that it updates has moved."""
-        return self._reason(meta, args) is not None or not meta.recording.renew(args)
 
     def _reason(self, meta: GraphMeta, args: Sequence[Any]) -> Counted | None:
         """Why a graph is captured again, if that is counted."""

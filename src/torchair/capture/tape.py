@@ -181,7 +181,6 @@ def _run(forward: base.Forward, args: Sequence[Any], recorder: Recorder) -> Sequ
 
 
 def _shares_memory(position: int, args: Sequence[Any]) -> bool:
-    """Whether another argument lies in the memory of this one."""
     tensors = {i: a.untyped_storage() for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
     spans = {i: (s.data_ptr(), s.data_ptr() + s.nbytes()) for i, s in tensors.items()}
     low, high = spans.pop(position)

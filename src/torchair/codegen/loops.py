@@ -504,10 +504,8 @@ class _Formulas:
         if x.kind in SIGNS:
             return f" {SIGNS[x.kind]} ".join(self._inside(a) for a in x.args)
         name = {"cast": x.dtype, "reduce": x.data, "narrow": x.data}.get(x.kind, x.kind)
-        return f"{name}({', '.join(self._argument(a) for a in x.args)})"
-
-    def _argument(self, x: Expr) -> str:
-        return self._inside(x) if x.kind == "load" else self.of(x)
+        args = (self._inside(a) if a.kind == "load" else self.of(a) for a in x.args)
+        return f"{name}({', '.join(args)})"
 
     def _inside(self, x: Expr) -> str:
         return f"({self.of(x)})" if id(x) in self._joint else self.of(x)

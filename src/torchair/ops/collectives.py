@@ -58,7 +58,6 @@ def _rows(x: torch.Tensor, elements: Any) -> torch.Tensor:
 
 
 def _pieces(x: torch.Tensor, counts: Sequence[int], starts: Sequence[int]) -> list[torch.Tensor]:
-    """Parts of a tensor by numbers of elements."""
     flat = x.contiguous().view(-1)
     return [flat[s : s + n] for s, n in zip(starts, counts, strict=True)]
 

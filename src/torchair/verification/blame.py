@@ -84,7 +84,6 @@ class Suspects:
     def _passed(
         self, gm: fx.GraphModule, passes: Sequence[Pass], count: int = _EVERYTHING
     ) -> fx.GraphModule:
-        """An FX graph after so many passes."""
         own, asked = own_copy(gm), self._compilation
         runner = PassRunner(FX_KIND, self._settings, Trace(most=count))
         runner.run(passes, own, FxContext(asked.inputs, asked.config, "verified"))
@@ -92,7 +91,6 @@ class Suspects:
         return own
 
     def _converted(self) -> GeConcreteGraph:
-        """The GE graph, as it comes out of the converters."""
         given, static = self._compilation.inputs, self._compilation.static
         own = own_copy(self._optimized_fx)
         conversion = convert(own, given, self._engine_settings, static, "verified")

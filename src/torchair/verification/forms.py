@@ -328,15 +328,12 @@ def _wanted(node: fx.Node, made: Any) -> set[int]:
     """Which results of a node somebody reads, by number: others, as states of generators that drop
     nothing, may be anything."""
     every = range(len(leaves(made)))
-    if not isinstance(made, list | tuple) or any(map(_takes_all, node.users)):
+    parts = [u.args[1] if u.target is operator.getitem else None for u in node.users]
+    if not isinstance(made, list | tuple) or not all(isinstance(k, int) for k in parts):
         return set(every)
-    read = {u.args[1] for u in node.users}
+    read = set(parts)
     there = [k for k, member in enumerate(made) if member is not None]
     return {i for i, k in zip(every, there, strict=False) if k in read}
-
-
-def _takes_all(user: fx.Node) -> bool:
-    return user.target is not operator.getitem or not isinstance(user.args[1], int)
 
 
 def _laid_out_like(eager: Tensor, value: Tensor) -> Tensor:

@@ -192,13 +192,8 @@ def _sine(x: Vector, quarters: int) -> Vector:
 def _split_exp(x: Vector) -> tuple[Vector, Vector]:
     """e^x as 2^whole (1 + q): an integer and a number, for |x| < 2^20."""
     whole, n = _rounded(x, wide.LOG2_E)
-    r = n.times_plus(-wide.LN_2_HIGH_32, x)
-    return whole, _small_expm1(n.times_plus(-wide.LN_2_LOW_32, r))
-
-
-def _small_expm1(r: Vector) -> Vector:
-    """e^r - 1 for |r| <= ln(2) / 2."""
-    return r.polynomial(wide.EXP_32).times_plus(r * r, r)
+    r = n.times_plus(-wide.LN_2_LOW_32, n.times_plus(-wide.LN_2_HIGH_32, x))  # |r| <= ln(2) / 2
+    return whole, r.polynomial(wide.EXP_32).times_plus(r * r, r)  # e^r - 1
 
 
 def _split_exp2(x: Vector) -> tuple[Vector, Vector]:
@@ -239,14 +234,6 @@ def _sigmoid(x: Vector) -> Vector:
     return (x < 0.0).select(e, 1.0) / (e + 1.0)
 
 
-def _silu(x: Vector) -> Vector:
-    return x * _sigmoid(x)
-
-
-def _gelu_double(x: Vector) -> Vector:
-    return x * 0.5 * by_lane("erfc", x * -wide.ROOT_HALF)
-
-
 def _erfinv(x: Vector) -> Vector:
     """Two steps of Newton's method from the float32 formula, with erfc where |x| is near 1."""
     a = abs(x)
@@ -271,8 +258,8 @@ _OF_THE_C_LIBRARY: dict[str, Formula] = {
 FUNCTIONS: dict[str, Function] = {
     **{name: Function(1, single, _library(name)) for name, single in _OF_THE_C_LIBRARY.items()},
     "sigmoid": Function(1, sigmoid, _sigmoid),
-    "silu": Function(1, silu, _silu),
-    "gelu": Function(1, _gelu, _gelu_double),
+    "silu": Function(1, silu, lambda x: x * _sigmoid(x)),
+    "gelu": Function(1, _gelu, lambda x: x * 0.5 * by_lane("erfc", x * -wide.ROOT_HALF)),
     "erfinv": Function(1, _widened(wide.erfinv), _erfinv),
     "atan2": Function(2, _widened(wide.atan2), _library("atan2")),
     "pow": Function(2, _widened(wide.power), _library("pow")),

@@ -260,13 +260,10 @@ def epilogue_spaces(
         return f"{node.type} runs over other axes"
     if any(out.shape != shape for out in node.outputs):
         return f"{node.type} runs over other axes"
-    if all(_needs_row(u) for out in node.outputs for u in out.users()):
+    users = [u.type for out in node.outputs for u in out.users()]
+    if all(has_loops(t) and loops_of(t).kind == "reduce" for t in users):
         return f"what reads {node.type} needs a whole row"
     return {out: whole(out) for out in node.outputs}
-
-
-def _needs_row(node: Node) -> bool:
-    return has_loops(node.type) and loops_of(node.type).kind == "reduce"
 
 
 def map_space(group: Group, out: Value, seen: dict[Value, Space]) -> Space | None:

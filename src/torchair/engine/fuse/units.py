@@ -504,16 +504,12 @@ class _Fuser:
             if node not in absorbed:
                 items[number] = self.unit_of.get(node, node)
                 last[number] = max(last.get(number, -1), self.position[node])
-        gathered = {k for k, x in items.items() if self.gather and _is_product(x)}
+        nodes = {k: x for k, x in items.items() if self.gather and isinstance(x, Node)}
+        gathered = {k for k, x in nodes.items() if has_trait(x, Trait.CONTRACTION)}
         return legality.run_order(items, last, self.needs, self.graph.name, gathered)
 
 
-def _is_product(item: Unit | Node) -> bool:
-    return isinstance(item, Node) and has_trait(item, Trait.CONTRACTION)
-
-
 def _read_by(node: Node) -> list[Node]:
-    """The nodes that a node waits for."""
     return [*(v.node for v in node.values()), *node.control]
 
 

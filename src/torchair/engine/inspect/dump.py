@@ -166,10 +166,8 @@ class _Files:
                 self._rows.append((node.type, node.name, side, i, *_statistics(tensor), name))
             else:
                 stem = f"{node.name}.{name}" if name and side == "output" else node.name
-                self._write(f"{node.type}.{stem}.{side}.{i}.npy", tensor)
-
-    def _write(self, name: str, tensor: torch.Tensor) -> None:
-        atomic_write(self._folder / name.replace("/", "_"), npy_bytes(as_array(tensor)))
+                file = f"{node.type}.{stem}.{side}.{i}.npy".replace("/", "_")
+                atomic_write(self._folder / file, npy_bytes(as_array(tensor)))
 
     def close(self) -> None:
         """Write the statistics, if they are what is wanted."""

@@ -208,16 +208,13 @@ def row_name(step: Step) -> str:
     turn; what has none goes by the name of its GE operator."""
     seen: dict[str, str] = {}  # operator by FX node: one may have become several nodes
     for node in step.also or [step.node]:
-        seen.setdefault(_key(node), _operator(node))
+        fx_name = node.origin.fx_name if node.origin is not None else ""
+        seen.setdefault(fx_name or node.name, _operator(node))
     runs = [(name, len(list(same))) for name, same in groupby(seen.values())]
     shown = [name if count == 1 else f"{name} x{count}" for name, count in runs[:_LONGEST]]
     if len(runs) > _LONGEST:
         shown.append(f"{len(runs) - _LONGEST} more")
     return "torchair::" + "+".join(shown)
-
-
-def _key(node: Node) -> str:
-    return node.origin.fx_name if node.origin is not None and node.origin.fx_name else node.name
 
 
 def _operator(node: Node) -> str:

@@ -96,7 +96,7 @@ class Family:
         with self._lock:
             sizes = self._sizes(values)
             if known is not None:  # all that vary grow at once: what follows from places is dear
-                room = tuple(map(_grown, room, known[0]))
+                room = tuple(max(b, n + n // _SPARE) for n, b in zip(room, known[0], strict=True))
                 grown = iter(room)
                 varies = [isinstance(b.size, Number) for b in self.plan.arena.buffers]
                 sizes = tuple([next(grown) if v else n for n, v in zip(sizes, varies, strict=True)])
@@ -226,10 +226,6 @@ def _addressed(plan: Plan) -> Iterator[Any]:
     for step in plan.steps:
         if step.native is not None:
             yield from step.native.addresses
-
-
-def _grown(size: int, before: int) -> int:
-    return max(before, size + size // _SPARE)
 
 
 def _key(size: Any) -> Any:

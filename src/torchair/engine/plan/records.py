@@ -121,9 +121,8 @@ class Packing:
         self._order = sorted(range(len(placed)), key=lambda k: placed[k].offset)
         self._below: list[list[int]] = []  # of each buffer in that order, those alive with it
         for n, k in enumerate(self._order):
-            b = placed[k]
-            alive = [j for j in self._order[:n] if _together(b, placed[j])]
-            self._below.append(alive)
+            b, below = placed[k], [(j, placed[j]) for j in self._order[:n]]
+            self._below.append([j for j, a in below if a.first <= b.last and b.first <= a.last])
 
     def place(self, buffers: list[Buffer]) -> int:
         """Give every buffer an offset; returns the arena's size in bytes."""
@@ -163,20 +162,13 @@ class Arena:
         """Places as before, as long as that wastes little."""
         placed = [Buffer(n, b.first, b.last) for n, b in zip(sizes, self.buffers, strict=True)]
         floor = lower_bound(placed)
+        most = floor if self._compact else _WASTE * floor  # for an arrangement made for other sizes
         if self._apart is not None:
             total = place(placed, apart=self._apart)
-        elif self._packing is None or (total := self._packing.place(placed)) > self._most(floor):
+        elif self._packing is None or (total := self._packing.place(placed)) > most:
             total = place_compactly(placed) if self._compact else place(placed)
             self._packing = Packing(placed)
         return Laid(tuple(sizes), tuple(b.offset for b in placed), total, floor)
-
-    def _most(self, floor: int) -> float:
-        """Bytes that an arrangement made for other sizes may take."""
-        return floor if self._compact else _WASTE * floor
-
-
-def _together(a: Buffer, b: Buffer) -> bool:
-    return a.first <= b.last and b.first <= a.last
 
 
 def lower_bound(buffers: list[Buffer]) -> int:

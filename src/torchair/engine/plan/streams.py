@@ -178,10 +178,11 @@ def _memory_needs(
         roots = [root_of(s) for s in step.reads]
         read = [where(r) for root in roots for r in (root, *lent.get(root.slot, ()))]
         written = [where(root_of(s)) for s in step.outs]
-        if _changes_arguments(step.node):
+        node = step.node
+        if _changes_arguments(node):
             written += read
-        if _changes_the_world(step.node):
-            written.append(_WORLD)
+        if node.type == "TorchCall" and (draws(node) or node in node.graph.keep_alive):
+            written.append(_WORLD)  # it draws from torch's generator, or runs for what it does
         log.add(k, read, written)
     return log.needs
 
@@ -257,11 +258,6 @@ def _changes_arguments(node: Node) -> bool:
         return False
     schema = getattr(find_target(node), "_schema", None)
     return schema is None or schema.is_mutable
-
-
-def _changes_the_world(node: Node) -> bool:
-    """Whether a generic node draws from torch's generator or must run for what it does beside."""
-    return node.type == "TorchCall" and (draws(node) or node in node.graph.keep_alive)
 
 
 # ---- registers ----

@@ -425,8 +425,9 @@ def folded(
         given = {v: _with_content(f, rest) for v, f in inputs.items()}
         tensors = tensor_args(node, row, lambda v: tensor_of(given[v]))
         results = as_list(row.kernel(Op(node, given.__getitem__))(*tensors))
-        pairs = zip(facts, results, strict=True)
-        return [Fact(f.dtype, tuple(t.shape), _elements(t)) for f, t in pairs]
+        contents = [tuple(t.reshape(-1).tolist()) if t.dim() else t.item() for t in results]
+        found = zip(facts, results, contents, strict=True)
+        return [Fact(f.dtype, tuple(t.shape), content) for f, t, content in found]
 
     numbers = [n for f in inputs.values() for n in as_tuple(f.content)]
     found = run(*map(value_of, numbers))
@@ -438,14 +439,9 @@ def folded(
 
 
 def _with_content(fact: Fact, numbers: Iterator[Any]) -> Fact:
-    """A fact with these numbers, as many as it has."""
     known = fact.content
     made = tuple([next(numbers) for _ in known]) if isinstance(known, tuple) else next(numbers)
     return Fact(fact.dtype, fact.shape, made)
-
-
-def _elements(t: torch.Tensor) -> Any:
-    return tuple(t.reshape(-1).tolist()) if t.dim() else t.item()
 
 
 def tensor_of(fact: Fact) -> torch.Tensor:

@@ -199,15 +199,17 @@ _SIZES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 def check_capturable(plan: Plan, copied: bool = False) -> None:
     """CaptureError if only the data tell some dims of a plan, if it prints and runs on a device, or
     if it reads memory of arguments that are to be `copied`; it names the first node."""
-    around = next((s.node for s in plan.steps if copied and _reads_around(s.node)), None)
-    if around is not None:
+    calls = [s.node for s in plan.steps if copied and s.node.type == "TorchCall"]
+    around = next((n for n in calls if n.attr("target") == "aten::as_strided"), None)
+    if around is not None:  # it reads memory by where an argument lies
         raise _error(around, f"{find_target(around)} {_AROUND}", _HINTS[_AROUND])
     if not plan.on_host:
         said = next((s.node for s in plan.steps if s.node.type == "PrintV2"), None)
         if said is not None:
             raise _error(said, _PRINTS, _HINTS[_PRINTS])
     open_ended = (s.node for s in plan.steps if s.kind == "late")
-    late = next((node for node in open_ended if not _is_only_said(node)), None)
+    text = DataType.DT_STRING  # to be printed: nothing is computed from it
+    late = next((n for n in open_ended if any(v.dtype != text for v in n.outputs)), None)
     if late is None:
         return
     target, why = _reason(late)
@@ -219,16 +221,6 @@ def _error(node: Node, message: str, hint: str) -> CaptureError:
     name = origin.fx_name if origin is not None and origin.fx_name else node.name
     source = None if origin is None else origin.line
     return CaptureError(message, node=name, source=source, hint=hint)
-
-
-def _reads_around(node: Node) -> bool:
-    """Whether a node reads memory by where an argument lies."""
-    return node.type == "TorchCall" and node.attr("target") == "aten::as_strided"
-
-
-def _is_only_said(node: Node) -> bool:
-    """Whether what a node makes is text to be printed, if anything: nothing is computed from it."""
-    return all(v.dtype == DataType.DT_STRING for v in node.outputs)
 
 
 def _reason(node: Node) -> tuple[str, str]:

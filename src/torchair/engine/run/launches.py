@@ -104,7 +104,6 @@ def bundles(
 
 
 def _fits(bundle: Bundle, job: Job) -> bool:
-    """Whether a job can stand beside those of a launch."""
     if len(bundle) >= MOST or any(j.meets(job.reads, job.writes) for j in bundle):
         return False
     first, own = bundle[0].launch, job.launch
@@ -257,10 +256,6 @@ class _Jobs:
         return Joint(product, partner, prologue, kept)
 
 
-def _label(kernel: Kernel) -> str:
-    return kernel.entry.rpartition("_")[0]
-
-
 def _together(
     first: Nest, second: Nest, at: int, one: Sequence[Place], two: Sequence[Place]
 ) -> Nest | None:
@@ -303,7 +298,8 @@ class _Shared:
     def __init__(self, steps: Sequence[Step], plan: Plan, target: CudaTarget) -> None:
         self.outline = Outline(steps, plan)
         self.groups = bundles(steps, plan, self.outline, target)
-        self.faults = _noted(len(self.outline.faults))
+        count = len(self.outline.faults)  # words that a GPU writes, read without waiting for it
+        self.faults = torch.zeros(count, dtype=torch.int64, pin_memory=count > 0)
 
 
 class Launches(NativePart):
@@ -419,11 +415,6 @@ def entry_of(bundle: Bundle, gpu: Gpu) -> Entry:
     return Entry(tuple(j.kernel for j in bundle), launches[0].block, resident)
 
 
-def _noted(count: int) -> torch.Tensor:
-    """Words that a GPU can write and that are read without waiting for it."""
-    return torch.zeros(count, dtype=torch.int64, pin_memory=count > 0)
-
-
 # ---- what a graph would launch, on a machine without a GPU ----
 
 
@@ -438,7 +429,7 @@ class DryRun:
     def __str__(self) -> str:
         """One line for each launch: its kernels side by side."""
         return "\n".join(
-            " | ".join(f"{_label(job.kernel)} x{len(job.steps)}" for job in launch)
+            " | ".join(f"{job.kernel.entry.rpartition('_')[0]} x{len(job.steps)}" for job in launch)
             for launch in self.launches
         )
 

@@ -80,7 +80,8 @@ class Race:
             if made is None:
                 continue
             entrant = self._ready(way, made)
-            if _agree(self._results(entrant.run), self._expected):
+            pairs = zip(self._results(entrant.run), self._expected, strict=True)
+            if all(agree(got, expected) for got, expected in pairs):
                 found.append(entrant)
             else:
                 logger.warning("tuning: %s with %s is wrong", self._order.label, way)
@@ -136,10 +137,6 @@ def times(entrants: Sequence[Entrant], windows: int = WINDOWS) -> list[float]:
             if best[k] <= limit:
                 best[k] = min(best[k], trial.least_time(entrant.run, entrant.run.threads, WINDOW))
     return [1e6 * t / e.run.steps for t, e in zip(best, entrants, strict=True)]
-
-
-def _agree(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return all(agree(a, b) for a, b in zip(some, others, strict=True))
 
 
 def agree(got: torch.Tensor, expected: torch.Tensor) -> bool:

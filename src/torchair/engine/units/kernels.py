@@ -149,17 +149,14 @@ def _integers_unfit(node: Node) -> str | None:
 
 def group_of(node: Node) -> int | None:
     """Numbers of a column of a quantised weight that share a scale; None if no number fits."""
-    weight, *others = (_fixed(value) for value in emitter.parameters(node))
+    shapes = (value.shape or () for value in emitter.parameters(node))
+    weight, *others = ([d for d in shape if isinstance(d, int)] for shape in shapes)
     n, k = weight if transposed(node, 2) else reversed(weight)
     counts = {_groups(dims, n, transposed(node, 2)) for dims in others}
     if len(counts) != 1 or (groups := counts.pop()) is None or not k or k % groups:
         return None
     given = node.attr("antiquant_group_size")
     return k // groups if groups == 1 or given in (0, k // groups) else None
-
-
-def _fixed(value: Value) -> tuple[int, ...]:
-    return tuple(d for d in value.shape or () if isinstance(d, int))
 
 
 def _groups(dims: Sequence[int], n: int, turned: bool) -> int | None:

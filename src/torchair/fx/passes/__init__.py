@@ -13,7 +13,6 @@ from torchair.passes import Handler, Pass
 
 
 def _apply_patterns(gm: fx.GraphModule) -> None:
-    """The replacements that somebody has registered."""
     if user.REGISTERED or user.WAITING:
         user.apply_pattern_passes(gm)
 

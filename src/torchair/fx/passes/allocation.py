@@ -206,7 +206,6 @@ devices, they stay what they are."""
 
 
 def _found(op: Any) -> Any:
-    """An operator by its name, None where there is none."""
     if not isinstance(op, str):
         return op
     library, name, overload = op.split(".")

@@ -79,10 +79,6 @@ def rotated(x: Tensor, mode: str) -> Tensor:
     return torch.cat([-b, a], -1)
 
 
-def _straight_back(g: Tensor, mode: str) -> Tensor:
-    return _interleaved(*g.chunk(2, -1)) if mode == "interleave-half" else g
-
-
 def _rotated_back(g: Tensor, mode: str) -> Tensor:
     """The gradient through `rotated`: pairs turn the other way."""
     if mode != "interleave-half":
@@ -112,7 +108,8 @@ def rotary_backward(
     """Gradients of all three operands, each with the dims of its own."""
     values, g = x.to(wide(x.dtype)), grad.to(wide(x.dtype))
     turned = _rotated_back(g * r2.to(g.dtype), mode)
-    dx = _straight_back(g * r1.to(g.dtype), mode) + turned
+    dx = g * r1.to(g.dtype)
+    dx = (_interleaved(*dx.chunk(2, -1)) if mode == "interleave-half" else dx) + turned
     dr1 = (g * straight(values, mode)).sum_to_size(r1.shape)
     dr2 = (g * rotated(values, mode)).sum_to_size(r2.shape)
     return dx.to(x.dtype), dr1.to(r1.dtype), dr2.to(r2.dtype)
