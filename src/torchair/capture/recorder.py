@@ -388,9 +388,7 @@ def _out_call(form: OutForm, args: Any, kwargs: Any, outs: Sequence[Any]) -> Ste
 
 def _works(form: OutForm, op: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor]) -> bool:
     """Whether the form gives the very same results, tried out on memory of its own."""
-    trials = [
-        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in results
-    ]
+    trials = [t.new_empty_strided(t.shape, t.stride()) for t in results]
     layouts = [(t.shape, t.stride(), t.data_ptr()) for t in trials]
     try:
         _out_call(form, args, kwargs, trials)()

@@ -97,9 +97,7 @@ class TapeRecording(base.PooledRecording):
         for i in request.kinds.users:
             own = request.options.clone_input or _shares_memory(i, args)
             if own:
-                given[i] = torch.empty_strided(
-                    args[i].shape, args[i].stride(), dtype=args[i].dtype, device=args[i].device
-                )
+                given[i] = given[i].new_empty_strided(args[i].shape, args[i].stride())
             address = None if own else given[i].data_ptr()
             self._buffers.append(_Buffer(i, given[i], unexpanded(given[i]), address))
         self._check = same_as([args[b.position] for b in self._buffers]).check

@@ -67,6 +67,12 @@ class MatMul:
     """The dims of B if it is one matrix, the same in every call: it may be laid out anew."""
     weight: Weight | None = None  # what the integers of B mean, where it holds integers
 
+    @property
+    def integers(self) -> Weight:
+        """The meaning of the integers of a B that holds some."""
+        assert self.weight is not None
+        return self.weight
+
 
 @dataclass(frozen=True)
 class Product:

@@ -7,7 +7,6 @@ who uses it. Where plan and kernels are on disk, nothing of the compiler is load
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair.configs.compiler_config import CompilerConfig, Settings
-from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX
+from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, EngineOptions
 from torchair.deploy.compiled import Version
 from torchair.deploy.guards import Expected, Guards, Traced
 from torchair.deploy.homes import Home, HomeWalk, Roots, homes_of, roots_of
@@ -383,7 +382,7 @@ def loaded(found: Artifact, roots: Roots, shape: CallShape, config: CompilerConf
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
             raise NotStored(f"{name} was {then.get(name)}, now it is {now.get(name)}")
-    guards, engine = Guards.from_data(found.guards), _engine_settings(config)
+    guards, engine = Guards.from_data(found.guards), config.as_dict(MAX_AUTOTUNE)
     ready = ReadyCall.of(found.plan, lambda: _runnable(found, engine).call)
     run: Any = ready or _run_of(_runnable(found, engine), found, config)
     runner = GmRunner(run, Trace())
@@ -405,22 +404,15 @@ def check_versions(found: Artifact) -> None:
             )
 
 
-def _engine_settings(config: CompilerConfig) -> Settings:
-    """The settings of the graph in the engine, in the modes that capture, too."""
-    if config.mode.value != MAX_AUTOTUNE:
-        config = copy.deepcopy(config)
-        config.mode = MAX_AUTOTUNE
-    return Settings.of(config)
-
-
-def _runnable(found: Artifact, engine: Settings) -> Runnable:
+def _runnable(found: Artifact, engine: EngineOptions) -> Runnable:
     """The graph of a file in the engine."""
     from torchair.deploy.runnable import Runnable
     from torchair.serde.convention import from_text
 
+    options, process = engine
     return Runnable.from_bytes(
-        found.graph, from_text(found.convention), options=dict(engine.local_options),
-        process=dict(engine.global_options), device=found.device, finished=found.finished,
+        found.graph, from_text(found.convention), options=options, process=process,
+        device=found.device, finished=found.finished,
     )  # fmt: skip
 
 

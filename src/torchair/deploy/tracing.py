@@ -233,7 +233,7 @@ def _with_own_memory(
     for t in examples:
         if type(t) in _PLAIN:
             if (where := t.untyped_storage()._cdata) in seen:
-                t = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+                t = t.new_empty_strided(t.shape, t.stride())
             seen.add(where)
         made.append(t)
     return made

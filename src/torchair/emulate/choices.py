@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 
 from torchair.emulate.kernels import overload
-from torchair.emulate.state import DEVICE_TYPE, tensors_in
+from torchair.emulate.state import DEVICE_TYPE
+from torchair.fx.forms import tensors_in
 
 # ---- attention: the CPU's fused kernel where the CPU would, which torch does not know of here ----
 

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -69,15 +69,6 @@ class DeviceState:
 
 
 STATE = DeviceState()
-
-
-def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """All tensors in lists of lists."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for member in tree:
-            yield from tensors_in(member)
 
 
 def by_name(*things: Any) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from torchair.emulate.state import DEVICE_TYPE, STATE, by_name, tensors_in
+from torchair.emulate.state import DEVICE_TYPE, STATE, by_name
+from torchair.fx.forms import tensors_in, written
 from torchair.store import atomic_write
 from torchair.trace import label
 
@@ -199,9 +200,9 @@ class DeviceTape:
 
     def run(self, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Carry an operator out on tensors of the host, and note it."""
-        written = list(_written(operator._schema, args, kwargs))
-        result = self.call(operator, args, kwargs, written)
-        if not written and not self.entries[-1].results:
+        updated = list(tensors_in([*written(operator, args, kwargs)]))
+        result = self.call(operator, args, kwargs, updated)
+        if not updated and not self.entries[-1].results:
             self.entries.pop()  # a view: the memory is there already
         return result
 
@@ -243,12 +244,6 @@ class DeviceTape:
                 fresh = _fresh(result, entry.args, entry.kwargs)
                 for kept, new in zip(entry.results, fresh, strict=True):
                     kept.copy_(new)
-
-
-def _written(schema: Any, args: list[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    for k, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tensors_in(args[k] if k < len(args) else kwargs.get(argument.name))
 
 
 def _fresh(result: Any, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

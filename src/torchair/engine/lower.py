@@ -61,8 +61,8 @@ def single(node: Node) -> Group:
     first = node.outputs[0]
     if loops.kind in ("map", "move"):
         return Group([node], first, spaces={v: whole(v) for v in node.outputs})
-    domain = node.inputs[loops.domain]
-    assert isinstance(domain, Value) and domain.shape is not None
+    domain = node.value_on(loops.domain)
+    assert domain.shape is not None
     if loops.kind == "update":
         return Group([node], domain)
     assert loops.reduces is not None

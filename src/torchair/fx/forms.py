@@ -22,7 +22,6 @@ VIEW_OF_SCATTER: dict[Any, Any] = {
 """`scatter(base, src, ...)` is a copy of `base` in which `view(base, ...)` is `src`."""
 
 
-
 def is_written(argument: Any) -> bool:
     """Whether an operator updates an argument of its schema."""
     return argument.alias_info is not None and argument.alias_info.is_write
@@ -34,6 +33,15 @@ def written(op: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
         if is_written(argument):
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a value, in lists of lists too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for member in value:
+            yield from tensors_in(member)
 
 
 _NOT_AT_ONCE = ("_c10d_functional",)  # starts its work and returns: others must not be in between

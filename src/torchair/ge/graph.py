@@ -227,6 +227,18 @@ class Node:
         for port, position, value in self.slots():
             yield port if position is None else f"{port}{position}", value
 
+    def value_on(self, port: str) -> Value:
+        """The value on a port that is fed."""
+        value = self.inputs[port]
+        assert isinstance(value, Value), f"{self}: input {port!r} is not one tensor"
+        return value
+
+    def values_on(self, port: str) -> list[Value]:
+        """The values of a variable port."""
+        values = self.inputs.get(port) or []
+        assert isinstance(values, list)
+        return values
+
     def values(self) -> list[Value]:
         """Input values in slot order, unfed ones left out."""
         found: list[Value] = []
@@ -236,6 +248,10 @@ class Node:
             elif slot is not None:
                 found.append(slot)
         return found
+
+    def producers(self) -> list[Node]:
+        """The nodes that this one waits for."""
+        return [*(v.node for v in self.values()), *self.control]
 
     def set_input(self, port: str, value: Slot, position: int | None = None) -> None:
         """Connect a port, or one position of a variable port, keeping use lists true."""
@@ -508,7 +524,7 @@ def _is_ready(node: Node, done: dict[Node, None]) -> bool:
 def _produce(root: Node, members: set[Node], done: dict[Node, None], graph_name: str) -> None:
     """Add what a node needs of the members, then itself."""
     begun = {root}
-    stack = [(root, iter(_producers(root)))]
+    stack = [(root, iter(root.producers()))]
     while stack:
         node, producers = stack[-1]
         step = next((p for p in producers if p in members and p not in done), None)
@@ -519,11 +535,7 @@ def _produce(root: Node, members: set[Node], done: dict[Node, None], graph_name:
             raise GraphError(f"graph {graph_name!r} has a cycle through {step}")
         else:
             begun.add(step)
-            stack.append((step, iter(_producers(step))))
-
-
-def _producers(node: Node) -> list[Node]:
-    return [*(v.node for v in node.values()), *node.control]
+            stack.append((step, iter(step.producers())))
 
 
 def needed_by(nodes: Iterable[Node]) -> set[Node]:
@@ -531,7 +543,7 @@ def needed_by(nodes: Iterable[Node]) -> set[Node]:
     found = set(nodes)
     stack = list(found)
     while stack:
-        new = set(_producers(stack.pop())) - found
+        new = set(stack.pop().producers()) - found
         found |= new
         stack += new
     return found

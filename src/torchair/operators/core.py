@@ -68,9 +68,7 @@ class Op:
 
     def __getitem__(self, port: str) -> Fact:
         """Fact of a fed input."""
-        value = self.node.inputs[port]
-        assert isinstance(value, Value), f"{self.node}: input {port!r} is not one tensor"
-        return self._fact(value)
+        return self._fact(self.node.value_on(port))
 
     def get(self, port: str) -> Fact | None:
         """Fact of an input, None when it is unfed."""
@@ -79,9 +77,7 @@ class Op:
 
     def list(self, port: str) -> list[Fact]:
         """Facts of a variable input."""
-        values = self.node.inputs.get(port) or []
-        assert isinstance(values, list)
-        return [self._fact(v) for v in values]
+        return [self._fact(v) for v in self.node.values_on(port)]
 
     def fed(self, port: str) -> bool:
         """Whether an input is connected."""
@@ -101,7 +97,7 @@ class Op:
     def content(self, port: str) -> Any:
         """Known integers of a host input: a scalar or a tuple; MissingHostValue when unknown."""
         found = self[port].content
-        source = self.node.inputs[port].node  # type: ignore[union-attr]
+        source = self.node.value_on(port).node
         if found is None and source.type == "Const":  # facts hold short ones only
             tensor = source.attr("value")
             found = tuple(tensor.tolist()) if tensor.dim() else tensor.item()

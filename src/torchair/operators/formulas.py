@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torchair.codegen.loops import Expr, Index, Operation, cast, const, op, size
 from torchair.codegen.numbers import Element, Int, Number
@@ -131,7 +131,7 @@ def typed(x: Lowered, dtype: Element) -> Lowered:
     return x if x.dtype == dtype else Lowered(x.shape, dtype, x.at)
 
 
-def dropped(x: Lowered, axes: Sequence[int], keep: bool = False) -> Lowered:
+def dropped(x: Lowered, axes: Collection[int], keep: bool = False) -> Lowered:
     """A reduced tensor without the dims of size 1 that the reduction left, unless they stay."""
     if keep or not axes:
         return x

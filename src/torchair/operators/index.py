@@ -72,8 +72,7 @@ def _select(axis: int, known: Any) -> Kernel:
 
 def _selected(node: Node) -> list[Value]:
     """The index of a plain selection is a number, known when planning."""
-    indices = node.inputs["indices"]
-    assert isinstance(indices, Value)
+    indices = node.value_on("indices")
     return [indices] if node.attr("negative_index_support") and indices.shape == () else []
 
 

@@ -74,9 +74,7 @@ class LowerOp(Op):
 
     def tensor(self, port: str) -> Lowered:
         """The operand on a port that is fed."""
-        value = self.node.inputs[port]
-        assert isinstance(value, Value), f"{self.node}: input {port!r} is not one tensor"
-        return self._tensor(value)
+        return self._tensor(self.node.value_on(port))
 
     def maybe(self, port: str) -> Lowered | None:
         """The operand on a port, None when it is unfed."""
@@ -84,9 +82,7 @@ class LowerOp(Op):
 
     def tensors(self, port: str) -> list[Lowered]:
         """The operands of a variable port."""
-        values = self.node.inputs.get(port) or []
-        assert isinstance(values, list)
-        return [self._tensor(v) for v in values]
+        return [self._tensor(v) for v in self.node.values_on(port)]
 
     def verify(self, test: Expr) -> Expr:
         """The same test; where it fails, the kernel notes it down for the caller to raise."""

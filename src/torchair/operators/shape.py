@@ -17,7 +17,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, is_static, numel
 from torchair.operators import core
 from torchair.operators.core import Lowering, Op, Trait, add_row, axes_of, call, native, of_type
-from torchair.operators.formulas import of_elements
+from torchair.operators.formulas import dropped, of_elements
 from torchair.operators.loops import Lowered, LowerOp, Place, flattened, is_one, unflattened
 
 VIEW = Trait.VIEW
@@ -215,13 +215,7 @@ def squeeze(o: LowerOp) -> Lowered:
     x, axes = o.tensor("x"), o.attr("axis")
     named = axes_of(axes, x.rank) if axes else range(x.rank)
     gone = {d for d in named if x.rank and is_one(x.shape[d])}
-    shape = [n for d, n in enumerate(x.shape) if d not in gone]
-
-    def element(place: Place) -> Expr:
-        kept = iter(place)
-        return x.at([Index() if d in gone else next(kept) for d in range(x.rank)])
-
-    return Lowered(shape, x.dtype, element)
+    return dropped(x, gone)
 
 
 def _broadcast_to_rule(op: Op) -> Fact:

@@ -23,7 +23,7 @@ from torchair.codegen.cuda import packs
 from torchair.codegen.cuda.jit import MOST_SHARED, SHARED, WARP, Gpu
 from torchair.codegen.cuda.packs import COLUMNS, EACH, PACK, REGISTERS, TILE, UNIT, ZERO, unpacked
 from torchair.codegen.cuda.prologue import Epilogue, EpiloguePoint, RowsOfA, bytes_of_a
-from torchair.codegen.cuda.tiles import OFFSETS, SCALES, B, Cut, TileForm, weight_of
+from torchair.codegen.cuda.tiles import OFFSETS, SCALES, B, Cut, TileForm
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
 from torchair.codegen.numbers import BYTES, Element
@@ -38,7 +38,7 @@ class Tiles:
     after them as in the first product."""
 
     def __init__(self, work: Joint, gpu: Gpu, form: TileForm, early: bool) -> None:
-        self.matmul, self.weight = work.product.matmul, weight_of(work.product.matmul)
+        self.matmul, self.weight = work.product.matmul, work.product.matmul.integers
         self.form, self.early = form, early
         self.matrices = [B, *([work.partner.word] if work.partner else [])]
         m, n, k = self.matmul.m, self.matmul.n, self.matmul.k

@@ -12,7 +12,7 @@ from torchair.codegen.cuda.jit import MOST_SHARED, SHARED, WARP, Gpu
 from torchair.codegen.cuda.packs import COLUMNS, EACH, REGISTERS, TILE, UNIT
 from torchair.codegen.cuda.prologue import row_of_a
 from torchair.codegen.numbers import BYTES
-from torchair.codegen.requests import Joint, MatMul, Weight
+from torchair.codegen.requests import Joint, MatMul
 from torchair.codegen.target import Pack
 
 B, SCALES, OFFSETS = 1, 3, 4
@@ -38,16 +38,10 @@ class TileForm:
 _BESIDE, _TOGETHER = TileForm(4, 8, 8), TileForm(4, 16, 16)
 
 
-def weight_of(matmul: MatMul) -> Weight:
-    """What the integers mean."""
-    assert matmul.weight is not None
-    return matmul.weight
-
-
 def bits_of(matmul: MatMul) -> packs.Bits:
     """The bits of an integer in memory: packs of four bits are two units."""
     assert isinstance(matmul.k, int)
-    return 4 if weight_of(matmul).bits == 4 and matmul.k % (2 * UNIT) == 0 else 8
+    return 4 if matmul.integers.bits == 4 and matmul.k % (2 * UNIT) == 0 else 8
 
 
 def packs_of(matmul: MatMul) -> Mapping[int, Pack]:
@@ -58,7 +52,7 @@ def packs_of(matmul: MatMul) -> Mapping[int, Pack]:
     assert isinstance(matmul.n, int)
     scales = packs.PackScales(matmul.n, turned)
     found: dict[int, Pack] = {B: packs.PackIntegers(bits_of(matmul), turned), SCALES: scales}
-    return found | ({OFFSETS: scales} if weight_of(matmul).offsets else {})
+    return found | ({OFFSETS: scales} if matmul.integers.offsets else {})
 
 
 def quantised_refusal(work: Joint, gpu: Gpu) -> str | None:
@@ -69,12 +63,12 @@ def quantised_refusal(work: Joint, gpu: Gpu) -> str | None:
     row = row_of_a(matmul)
     if matmul.a[2] != 1 or row % EACH or (matmul.m != 1 and row != matmul.a[1]):
         return f"rows of A with strides {matmul.a}"
-    sizes = matmul.n, matmul.k, weight_of(matmul).group
+    sizes = matmul.n, matmul.k, matmul.integers.group
     if not all(isinstance(x, int) and x > 0 for x in sizes) or not matmul.constant:
         return "a matrix that is not known"
     assert isinstance(matmul.k, int)
-    if matmul.k % UNIT or weight_of(matmul).group % UNIT:
-        return f"rows of {matmul.k} elements in groups of {weight_of(matmul).group}"
+    if matmul.k % UNIT or matmul.integers.group % UNIT:
+        return f"rows of {matmul.k} elements in groups of {matmul.integers.group}"
     return None
 
 
@@ -130,7 +124,7 @@ class Cut:
     """How a form cuts a product of some matrices: numbers that its kernel is made of."""
 
     def __init__(self, matmul: MatMul, form: TileForm, matrices: int) -> None:
-        self.weight, self.matrices = weight_of(matmul), matrices
+        self.weight, self.matrices = matmul.integers, matrices
         self.warps, self.split = form.warps, form.split
         assert isinstance(matmul.m, int) and isinstance(matmul.n, int) and isinstance(matmul.k, int)
         self.parts = packs.digits_of(matmul.dtype)

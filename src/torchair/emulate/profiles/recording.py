@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchair.emulate.state import DEVICE_TYPE, STATE, tensors_in
+from torchair.emulate.state import DEVICE_TYPE, STATE
+from torchair.fx.forms import tensors_in
 
 # ---- what is known of a kernel beside its time ----
 

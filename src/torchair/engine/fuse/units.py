@@ -197,7 +197,7 @@ class _Fuser:
     def _sources(self, node: Node, views: Iterable[Node] = ()) -> list[int]:
         """The vertices that a node needs which computes views itself: what they read, not them."""
         inside = set(views)
-        read = [s for reader in (node, *inside) for s in _read_by(reader) if s not in inside]
+        read = [s for reader in (node, *inside) for s in reader.producers() if s not in inside]
         return [self.vertex[s] for s in read if s in self.vertex]
 
     def _legal(self, unit: Unit, node: Node, inlined: Iterable[Node]) -> bool:
@@ -257,8 +257,7 @@ class _Fuser:
         if not fixed or out.users() != [norm] or out in self.results:
             return False
         made = norm.outputs[0]
-        offset = norm.inputs["offset"]
-        assert isinstance(offset, Value)
+        offset = norm.value_on("offset")
         unit.folded = norm
         unit.group = Group([], made, spaces={made: whole(made)}, given=[made], bias=(offset, 1))
         self.unit_of[norm] = unit
@@ -375,8 +374,7 @@ class _Fuser:
     ) -> dict[Value, Space] | str:
         if unit.kind != "loops":
             return f"{node.type} needs a whole row"
-        group, domain = unit.group, node.inputs[loops_of(node.type).domain]
-        assert isinstance(domain, Value)
+        group, domain = unit.group, node.value_on(loops_of(node.type).domain)
         if seen.get(domain) != whole(domain) or domain.shape != group.shape:
             return f"{node.type} reduces something else"
         if any(not legality.aligned(s, whole(domain)) for s in seen.values()):
@@ -413,10 +411,10 @@ class _Fuser:
         if (one or two) and _one_long_row(unit.group.shape, one | two):
             return False
         rest = [n for n in unit.group.nodes if n is not node and n not in unit.views]
-        read = [s for n in rest for s in _read_by(n) if self.unit_of.get(s) is not unit]
+        read = [s for n in rest for s in n.producers() if self.unit_of.get(s) is not unit]
         read += [
             source
-            for source in _read_by(node)
+            for source in node.producers()
             if self.unit_of.get(source) not in (unit, other) and source not in unit.views
         ]
         around = [self.vertex[s] for s in read if s in self.vertex]
@@ -509,19 +507,14 @@ class _Fuser:
         return legality.run_order(items, last, self.needs, self.graph.name, gathered)
 
 
-def _read_by(node: Node) -> list[Node]:
-    return [*(v.node for v in node.values()), *node.control]
-
-
 def _is_view(node: Node) -> bool:
     return has_trait(node, Trait.VIEW) and len(node.outputs) == 1
 
 
 def _reduced(node: Node) -> frozenset[int]:
     loops = loops_of(node.type)
-    domain = node.inputs[loops.domain]
-    assert isinstance(domain, Value) and loops.reduces is not None
-    rank = max(len(domain.shape or ()), 1)
+    assert loops.reduces is not None
+    rank = max(len(node.value_on(loops.domain).shape or ()), 1)
     return frozenset(d % rank for d in loops.reduces(Op(node)))
 
 

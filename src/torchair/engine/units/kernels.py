@@ -29,24 +29,10 @@ LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
 _ACTIVATIONS = ("f32", "bf16", "f16")
 
 
-def value_on(node: Node, port: str) -> Value:
-    """The value on a port that has one."""
-    value = node.inputs[port]
-    assert isinstance(value, Value)
-    return value
-
-
-def values_on(node: Node, port: str) -> list[Value]:
-    """The values of a variable port."""
-    values = node.inputs[port]
-    assert isinstance(values, list)
-    return values
-
-
 def factors(node: Node) -> tuple[Value, Value]:
     """The two matrices of a product."""
     ports = ("x", "weight") if node.type == emitter.QUANTISED else ("x1", "x2")
-    first, second = (value_on(node, p) for p in ports)
+    first, second = (node.value_on(p) for p in ports)
     return first, second
 
 
@@ -66,7 +52,7 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
         return lambda node: unfit(node) or target.declines(described(node))
 
     def conv(node: Node) -> Head:
-        return Head("conv", _type_of(node, "x"), constant=constant(value_on(node, "filter")))
+        return Head("conv", _type_of(node, "x"), constant=constant(node.value_on("filter")))
 
     def product(node: Node) -> Head:
         first, second = factors(node)
@@ -95,7 +81,7 @@ def _rows(node: Node) -> int | None:
 
 
 def _type_of(node: Node, port: str) -> Element | None:
-    return TYPES.get(value_on(node, port).dtype)
+    return TYPES.get(node.value_on(port).dtype)
 
 
 def _pool(node: Node) -> Head:
@@ -103,11 +89,11 @@ def _pool(node: Node) -> Head:
 
 
 def _attention(node: Node) -> Head:
-    shapes = [value_on(node, "query").shape, values_on(node, "value")[0].shape]
+    shapes = [node.value_on("query").shape, node.values_on("value")[0].shape]
     widths = [s[-1] if s else None for s in shapes]
     known = [w for w in widths if isinstance(w, int)]
     width = max(known) if len(known) == len(widths) else None
-    length = (value_on(node, "query").shape or (None,) * 4)[2]
+    length = (node.value_on("query").shape or (None,) * 4)[2]
     rows = length if isinstance(length, int) else None
     return Head("attention", _type_of(node, "query"), width=width, rows=rows)
 
@@ -137,7 +123,7 @@ def _quantised_unfit(node: Node) -> str | None:
 
 
 def _integers_unfit(node: Node) -> str | None:
-    shape = value_on(node, "x2").shape or ()
+    shape = node.value_on("x2").shape or ()
     if any(not isinstance(d, int) for d in shape) or len(shape) != 2:
         return "its weights have no fixed dims"
     if any(TYPES.get(value.dtype) != "i8" for value in factors(node)):
@@ -169,7 +155,7 @@ def _groups(dims: Sequence[int], n: int, turned: bool) -> int | None:
 
 
 def _conv_unfit(node: Node) -> str | None:
-    shape = value_on(node, "filter").shape or ()
+    shape = node.value_on("filter").shape or ()
     if any(not isinstance(d, int) for d in shape) or node.inputs.get("offset_w") is not None:
         return "its weights have no fixed dims"
     known = str(Op(node).attr("data_format")).startswith("NC") and len(shape) == 4
@@ -187,7 +173,7 @@ def _attention_unfit(node: Node) -> str | None:
 def _pool_unfit(node: Node) -> str | None:
     if any(v.uses for v in node.outputs[1:]):
         return "the positions of the maxima are wanted"
-    op, plain = Op(node), len(value_on(node, "x").shape or ()) == 4
+    op, plain = Op(node), len(node.value_on("x").shape or ()) == 4
     if node.type == "AvgPoolV2":
         plain &= op.attr("data_format") == "NCHW" and op.attr("padding_mode") == "CALCULATED"
     return None if plain else "its layout is not known"
@@ -331,7 +317,7 @@ class Emission:
 
     def _conv(self) -> requests.Convolution:
         node = self.unit.head
-        x, weight, window = value_on(node, "x"), value_on(node, "filter"), Window(Op(node))
+        x, weight, window = node.value_on("x"), node.value_on("filter"), Window(Op(node))
         batch, channels, height, width = self.sizes.dims(x)
         out_channels, _, kh, kw = (int(d) for d in self.sizes.dims(weight))
         spec = requests.Conv(
@@ -365,7 +351,7 @@ class Emission:
 
     def _attention(self) -> requests.Attention:
         node, op = self.unit.head, Op(self.unit.head)
-        q, k, v = value_on(node, "query"), values_on(node, "key")[0], values_on(node, "value")[0]
+        q, k, v = node.value_on("query"), node.values_on("key")[0], node.values_on("value")[0]
         out, lse = node.outputs
         shift = node.inputs.get("pse_shift")
         mask = shift if isinstance(shift, Value) else None
@@ -400,7 +386,7 @@ class Emission:
 
     def _pool(self) -> requests.Pool:
         node = self.unit.head
-        x, out = value_on(node, "x"), node.outputs[0]
+        x, out = node.value_on("x"), node.outputs[0]
         n, c, h, w = self._all(self.sizes.dims(x))
         out_h, out_w = self._all(self.sizes.dims(out))[2:]
         spec = requests.Pool(
@@ -420,10 +406,10 @@ def _flops(unit: Unit) -> Callable[[Sequence[Meta]], float]:
         a = values.index(factors(unit.head)[0])
         return lambda metas: metas[-1].numel() * metas[a].shape[-1]
     if unit.kind == "conv":
-        f = values.index(value_on(unit.head, "filter"))
+        f = values.index(unit.head.value_on("filter"))
         return lambda metas: metas[-1].numel() * (metas[f].numel() // metas[f].shape[0])
     if unit.kind == "attention":
-        k = values.index(values_on(unit.head, "key")[0])
+        k = values.index(unit.head.values_on("key")[0])
         return lambda metas: 2.0 * metas[len(unit.inputs)].numel() * metas[k].shape[-2]
     return lambda metas: 0.0
 

@@ -15,7 +15,7 @@ from torchair.engine.plan.records import Constant, Content, Native
 from torchair.engine.plan.strides import plain
 from torchair.engine.units import emitter
 from torchair.engine.units.emitter import Layouts, NotNative, parameters
-from torchair.engine.units.kernels import Emission, heads, value_on
+from torchair.engine.units.kernels import Emission, heads
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.log import logger, tell
 from torchair.operators import Trait, row_of
@@ -269,14 +269,14 @@ class NativeUnits:
 
     def _scale(self, norm: Node) -> torch.Tensor:
         """What a batch normalisation multiplies each channel with."""
-        scale, variance = (self._content(value_on(norm, p)).float() for p in ("scale", "variance"))
+        scale, variance = (self._content(norm.value_on(p)).float() for p in ("scale", "variance"))
         return scale / torch.sqrt(variance + norm.attr("epsilon"))
 
     def _shift(self, x: Constant) -> torch.Tensor:
         """What is added to each channel of a convolution with its normalisation folded in."""
         unit, norm = x.unit, x.unit.folded
         assert norm is not None
-        offset, mean = (self._content(value_on(norm, p)).float() for p in ("offset", "mean"))
+        offset, mean = (self._content(norm.value_on(p)).float() for p in ("offset", "mean"))
         bias = unit.head.inputs.get("bias")
         if isinstance(bias, Value):
             mean = mean - self._content(bias).float()

@@ -232,7 +232,7 @@ def _replace(graph: fx.Graph, node: fx.Node, entry: WorkspaceOp, sizes: values.S
         if entry.asks is not None:
             needed = values.add_call(graph, entry.asks, node.args, node.kwargs, like=node)
             kwargs[entry.workspace] = needed
-        for name, value in zip(entry.outputs, values.tensors_of(node.meta["val"]), strict=True):
+        for name, value in zip(entry.outputs, values.tensors_in(node.meta["val"]), strict=True):
             shape = sizes.all_of(value.shape)
             if shape is None:
                 raise RuntimeError(

@@ -99,7 +99,7 @@ def _count_copy(node: fx.Node, base: Any) -> None:
 
     first = kind_of(node) == _FIRST
     trigger = ReInplaceTrigger.AUTO_FUNC_V1 if first else ReInplaceTrigger.AUTO_FUNC_V2
-    tensors = values.tensors_of(base.meta.get("val")) if isinstance(base, fx.Node) else []
+    tensors = values.tensors_in(base.meta.get("val")) if isinstance(base, fx.Node) else []
     ReinplaceCounters.add_missed_opportunities(trigger, 1)
     sizes = [t.numel() * t.element_size() for t in tensors]
     ReinplaceCounters.add_missed_bytes(trigger, sum(n for n in sizes if isinstance(n, int)))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.fx.passes.values import dims, reads_nothing, storage_of, tensor_of, tensors_of
+from torchair.fx.forms import tensors_in
+from torchair.fx.passes.values import dims, reads_nothing, storage_of, tensor_of
 from torchair.ge.shapes import Dim, contiguous_strides
 
 
@@ -104,7 +105,7 @@ class Storages:
 
     def learn(self, node: fx.Node) -> None:
         """Take note of the value of a node."""
-        for tensor in tensors_of(node.meta.get("val")):
+        for tensor in tensors_in(node.meta.get("val")):
             self._seen.append(tensor)
             self._members.setdefault(storage_of(tensor), {})[node] = None
 
@@ -115,7 +116,7 @@ class Storages:
 
     def of(self, node: fx.Node) -> set[int]:
         """The storages of the value of a node."""
-        return {storage_of(t) for t in tensors_of(node.meta.get("val"))}
+        return {storage_of(t) for t in tensors_in(node.meta.get("val"))}
 
     def members(self, storage: int) -> list[fx.Node]:
         """The nodes whose value is in a storage."""
@@ -137,7 +138,7 @@ class Storages:
         """Whether all values in a storage show it as it is, in one type, and are made by counting
         from the start of other tensors and not of the storage."""
         nodes = self.members(storage)
-        values = [t for n in nodes for t in tensors_of(n.meta["val"]) if storage_of(t) == storage]
+        values = [t for n in nodes for t in tensors_in(n.meta["val"]) if storage_of(t) == storage]
         counts = any("as_strided" in str(n.target) for n in nodes if n.op == "call_function")
         bent = any(is_bent(t) for t in values)
         return not counts and not bent and len({t.dtype for t in values}) == 1

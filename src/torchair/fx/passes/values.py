@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce, wraps
 from typing import Any
 
@@ -14,21 +14,12 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from torchair.fx.forms import written
+from torchair.fx.forms import tensors_in, written
 from torchair.ge.shapes import Dim, from_torch
 from torchair.log import logger
 
 aten = torch.ops.aten
 _UNKNOWN = object()
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in a value."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for member in value:
-            yield from tensors_of(member)
 
 
 def tensor_of(node: Any) -> torch.Tensor | None:
@@ -78,15 +69,15 @@ def reads_nothing(node: fx.Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
         return False
-    made = {storage_of(t) for t in tensors_of(node.meta.get("val"))}
-    given = {storage_of(t) for a in node.all_input_nodes for t in tensors_of(a.meta.get("val"))}
+    made = {storage_of(t) for t in tensors_in(node.meta.get("val"))}
+    given = {storage_of(t) for a in node.all_input_nodes for t in tensors_in(a.meta.get("val"))}
     return bool(made) and made <= given
 
 
 def device_of(graph: fx.Graph) -> torch.device | None:
     """The accelerator that a graph computes on, None for the CPU."""
     for node in graph.nodes:
-        for tensor in tensors_of(node.meta.get("val")):
+        for tensor in tensors_in(node.meta.get("val")):
             if tensor.device.type not in ("cpu", "meta"):
                 return tensor.device
     return None
@@ -102,7 +93,7 @@ def fake_result(
     """What a call gives on the fake results of its arguments, in their mode by default."""
     plain, named = fx.map_arg((tuple(args), dict(kwargs)), lambda n: n.meta["val"])
     if mode is None:
-        values = tensors_of([*plain, *named.values()])
+        values = tensors_in([*plain, *named.values()])
         mode = next((t.fake_mode for t in values if isinstance(t, FakeTensor)), FakeTensorMode())
     with mode:
         return target(*plain, **named)
@@ -152,7 +143,7 @@ def _tells(node: fx.Node, gm: fx.GraphModule) -> bool:
         return schema is not None and not schema.returns
     if schema is None or not schema.arguments or schema.arguments[0].alias_info is None:
         return True
-    base, results = tensor_of(node.args[0] if node.args else None), tensors_of(node.meta["val"])
+    base, results = tensor_of(node.args[0] if node.args else None), tensors_in(node.meta["val"])
     return base is None or all(storage_of(t) == storage_of(base) for t in results)
 
 

@@ -21,7 +21,7 @@ from torchair.codegen.cpu.matmul.tile import (
     widest_tile,
 )
 from torchair.codegen.numbers import STORAGE
-from torchair.codegen.requests import MatMul, Weight
+from torchair.codegen.requests import MatMul
 from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.memory import leaving
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer
@@ -31,21 +31,15 @@ SCALES, OFFSETS = 3, 4  # words of their addresses
 _UNROLLED = (8, 4, 2, 1)  # steps of a row that are written out one after the other
 
 
-def weight_of(spec: MatMul) -> Weight:
-    """What the integers of B mean."""
-    assert spec.weight is not None
-    return spec.weight
-
-
 def is_grouped(spec: MatMul) -> bool:
     """Whether pieces of a column have scales of their own; one scale is applied to the sum."""
-    return weight_of(spec).group != spec.k
+    return spec.integers.group != spec.k
 
 
 def arithmetic(spec: MatMul, machine: Machine) -> Numbers:
     """How few rows are multiplied: four bits are looked up as pairs of bf16 where A has those."""
     pairs = Numbers.of(spec.dtype, machine)
-    if pairs.pair == 2 and weight_of(spec).bits == 4 and spec.a[2] == 1:
+    if pairs.pair == 2 and spec.integers.bits == 4 and spec.a[2] == 1:
         return pairs
     return Numbers.of("f32", machine)
 
@@ -72,7 +66,7 @@ class DecodingForm(ProductForm):
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         p, w, n = self.product, self.product.w, place[2]
-        decoder = Decoder(w.machine, self.numbers, weight_of(p.spec).bits, self.tile.vectors)
+        decoder = Decoder(w.machine, self.numbers, p.spec.integers.bits, self.tile.vectors)
         self._b = panel_address(p, decoder, "0", n)
         self._scales, self._offsets = (scales_of(p, word, "0", n) for word in (SCALES, OFFSETS))
 
@@ -96,7 +90,7 @@ def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
 
 def scales_of(p: Values, word: int, group: str, n: str) -> str:
     """Where the scales or offsets of a group begin, for the columns of a panel."""
-    spec, w, weight = p.spec, p.w, weight_of(p.spec)
+    spec, w, weight = p.spec, p.w, p.spec.integers
     dtype = weight.offsets if word == OFFSETS else weight.scales if is_grouped(spec) else ""
     if not dtype:
         return "null"
@@ -116,7 +110,7 @@ class DecodingTile(Code):
     fetch: bool  # memory is brought into the cache ahead of its use
 
     def write(self, t: KernelWriter) -> None:
-        weight, count = weight_of(self.spec), self.tile.rows * self.tile.vectors
+        weight, count = self.spec.integers, self.tile.rows * self.tile.vectors
         rows = rows_of_a(t, self.numbers, self.tile.rows, "%a_row")
         if is_grouped(self.spec):
             assert isinstance(self.spec.k, int)
@@ -131,7 +125,7 @@ class DecodingTile(Code):
     def _group(self, t: Writer, rows: Sequence[str], group: str, totals: list[str]) -> list[str]:
         """Sums over one group, shifted by offsets, and scaled on top of those before if each group
         has a scale."""
-        weight, vectors = weight_of(self.spec), self.tile.vectors
+        weight, vectors = self.spec.integers, self.tile.vectors
         sums, found = self._sum(t, rows, group), []
         plain = [self._row_sum(t, row, group) for row in rows] if weight.offsets else []
         for j in range(vectors):
@@ -149,7 +143,7 @@ class DecodingTile(Code):
 
     def _sum(self, t: Writer, rows: Sequence[str], group: str) -> list[str]:
         """Sums over a group of products."""
-        weight, numbers = weight_of(self.spec), self.numbers
+        weight, numbers = self.spec.integers, self.numbers
         decoder = Decoder(t.machine, numbers, weight.bits, self.tile.vectors)
         steps, count = weight.group // decoder.span, len(rows) * self.tile.vectors
         first = t.mul(group, steps)
@@ -188,7 +182,7 @@ class DecodingTile(Code):
 
     def _row_sum(self, t: Writer, row: str, group: str) -> str:
         """The sum of a row of A alone over a group, in all lanes."""
-        numbers, size = self.numbers, weight_of(self.spec).group
+        numbers, size = self.numbers, self.spec.integers.group
         start = t.offset(row, numbers.memory, t.mul(group, size))
         wide = numbers.lanes * numbers.pair
         whole, zero = str(size - size % wide), (numbers.totals, "zeroinitializer")
@@ -251,7 +245,7 @@ class WrittenForm(CopyForm):
     def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         spec, block = product.spec, self.block // 8 * 8
-        group = weight_of(spec).group
+        group = spec.integers.group
         # A round takes whole groups.
         self.block = max(group, block // group * group) if is_grouped(spec) else block
         self.one_round = int(product.k) <= self.block
@@ -267,8 +261,8 @@ class WrittenForm(CopyForm):
         spec, w = p.spec, p.w
         numbers = Numbers.of("f32", w.machine)
         quads = in_digits(spec, w.machine)
-        decoder = Decoder(w.machine, numbers, weight_of(spec).bits, self.tile.vectors, quads)
-        group = w.div(k, str(weight_of(spec).group)) if is_grouped(spec) else "0"
+        decoder = Decoder(w.machine, numbers, spec.integers.bits, self.tile.vectors, quads)
+        group = w.div(k, str(spec.integers.group)) if is_grouped(spec) else "0"
         scales, offsets = (scales_of(p, word, group, n) for word in (SCALES, OFFSETS))
         b = panel_address(p, decoder, k, n)
         w.run(f"{self.name}.pack", b, self._panel, count, scales, offsets)
@@ -285,7 +279,7 @@ class WriteCode(Code):
     spec: MatMul
 
     def write(self, t: KernelWriter) -> None:
-        weight = weight_of(self.spec)
+        weight = self.spec.integers
         if is_grouped(self.spec):
             with t.loop("0", t.div("%count", weight.group)) as group:
                 first = t.mul(group.index, weight.group)
@@ -294,7 +288,7 @@ class WriteCode(Code):
             self._group(t, "0", "0", "%count")
 
     def _group(self, t: Writer, group: str, first: str, end: str) -> None:
-        weight, vector = weight_of(self.spec), t.vector("float")
+        weight, vector = self.spec.integers, t.vector("float")
         at = [t.add(t.mul(group, self.vectors), j) for j in range(self.vectors)]
         scales = weight.scales if is_grouped(self.spec) else ""
         words = [("%offsets", "fadd", weight.offsets), ("%scales", "fmul", scales)]
@@ -331,7 +325,7 @@ class WriteCode(Code):
     def _cells(self, t: Writer, values: list[str]) -> str:
         """Vectors of float32 as cells: neighbours along k become pairs."""
         numbers, lanes = self.numbers, t.lanes
-        if numbers.pair == 2 and not is_grouped(self.spec) and not weight_of(self.spec).offsets:
+        if numbers.pair == 2 and not is_grouped(self.spec) and not self.spec.integers.offsets:
             # The integers themselves take no rounding: their upper halves are all.
             first, second = (wide(t, "float", x).bits() for x in values)
             return (first.shifted_down(16) | (second & (-1 << 16))).name

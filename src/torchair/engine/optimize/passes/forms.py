@@ -59,16 +59,10 @@ def join_convolution_gradients(graph: Graph, state: GraphState) -> None:
 GRADIENT_PAIRS = {f"Conv{d}BackpropInput": f"Conv{d}BackpropFilter" for d in ("2D", "3D")}
 
 
-def _operand(node: Node, port: str) -> Value:
-    value = node.inputs[port]
-    assert isinstance(value, Value)
-    return value
-
-
 def _are_of_one(node: Node, other: Node, position: dict[Node, int]) -> bool:
     """Whether two gradients are of the same convolution, and may be computed where the first of
     them stands."""
-    x, kernel = _operand(other, "x"), _operand(node, "filter")
+    x, kernel = other.value_on("x"), node.value_on("filter")
     same = all(node.attr(a) == other.attr(a) for a in _GEOMETRY)
     same = same and x.shape == node.outputs[0].shape and kernel.shape == other.outputs[0].shape
     if not same or x.shape is None or kernel.shape is None:
@@ -108,7 +102,7 @@ def lay_out_filters(graph: Graph, state: GraphState) -> None:
         return
     moved: dict[Value, Value] = {}
     for node in [n for n in graph.nodes if wants_channels_last(n)]:
-        value = _operand(node, "filter")
+        value = node.value_on("filter")
         if value.node.type not in INPUTS:
             continue
         if value not in moved:
@@ -126,7 +120,7 @@ def wants_channels_last(node: Node) -> bool:
     on the units for matrices."""
     if node.type != "Conv2D" or node.attr("groups") != 1:
         return False
-    value = _operand(node, "filter")
+    value = node.value_on("filter")
     dims = value.shape
     if value.dtype not in _SHORT or dims is None or not is_static(dims):
         return False
@@ -179,7 +173,7 @@ def move_mm_weight_transpose_after_bitcast(graph: Graph, state: GraphState) -> N
     for node in graph.nodes:
         if node.type != "QuantBatchMatmulV3":
             continue
-        weight = _operand(node, "x2")
+        weight = node.value_on("x2")
         source = _below_bitcast(weight)
         if source is None:
             continue

@@ -162,7 +162,7 @@ def _communication_first(order: list[Node]) -> list[Node]:
     does: that is time to overlap with."""
     stage: dict[Node, int] = {}  # how many times data went to other processes on the way here
     for node in order:
-        before = [*(v.node for v in node.values()), *node.control]
+        before = node.producers()
         stage[node] = max((stage[b] + communicates(b) for b in before), default=0)
     leads: dict[Node, bool] = {}  # whether communication of the same stage waits for a node
     for node in reversed(order):
@@ -177,7 +177,7 @@ def _as_ready(graph: Graph, take: Callable[[deque[Node], list[Node]], None]) -> 
     missing: dict[Node, int] = {}
     users: dict[Node, list[Node]] = {n: [] for n in graph.nodes}
     for node in graph.nodes:
-        producers = {v.node for v in node.values()} | set(node.control)
+        producers = set(node.producers())
         missing[node] = len(producers)
         for p in producers:
             users[p].append(node)
@@ -298,8 +298,7 @@ def mapping_assign_op_to_graph_output(
     for node in graph.nodes:
         if node.type != "Assign":
             continue
-        ref, value = node.inputs["ref"], node.inputs["value"]
-        assert isinstance(ref, Value) and isinstance(value, Value)
+        ref, value = node.value_on("ref"), node.value_on("value")
         if ref.node.type not in INPUTS or (ref.dtype, ref.shape) != (value.dtype, value.shape):
             output.after(node)
             continue
