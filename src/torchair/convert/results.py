@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchair import ge
 from torchair.convert.air import Token
+from torchair.fx.passes.values import fake_result
 from torchair.ge import shapes, signature
 from torchair.ge.graph import Value
 from torchair.ge.shapes import Sym, contiguous_strides, equal_unless_empty, free_symbols, from_torch
@@ -97,9 +98,8 @@ def join_views(gm: fx.GraphModule) -> None:
         if node.target is operator.getitem and source in mended:
             node.meta["val"] = source.meta["val"][node.args[1]]
         elif is_view(node.target) and _is_elsewhere(node, source):
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            with source.meta["val"].fake_mode:
-                node.meta["val"] = node.target(*args, **kwargs)
+            mode = source.meta["val"].fake_mode
+            node.meta["val"] = fake_result(node.target, node.args, node.kwargs, mode)
             mended.add(node)
         if node.target is aten.as_strided.default:
             _read_where_computed(node)
@@ -159,10 +159,9 @@ def _seen_in(result: fx.Node, owners: dict[Any, Any], before: fx.Node) -> fx.Nod
         with before.graph.inserting_before(before):
             args = (made, *node.args[1:])
             view = before.graph.create_node("call_function", node.target, args, node.kwargs)
-        given, options = fx.map_arg((view.args, view.kwargs), lambda n: n.meta["val"])
-        view.meta = dict(node.meta)
-        with walked.meta["val"].fake_mode:
-            view.meta["val"] = node.target(*given, **options)  # type: ignore[operator]
+        target: Any = node.target
+        value = fake_result(target, view.args, view.kwargs, walked.meta["val"].fake_mode)
+        view.meta = {**node.meta, "val": value}
         made = view
     return made
 

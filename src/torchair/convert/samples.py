@@ -73,7 +73,8 @@ class Support:
 
         tensors = [made[i] for i in places]
         try:
-            torch.testing.assert_close(_through_graph(call, tensors), _listed(call(*tensors)))
+            expected = [x for x in tree_flatten(call(*tensors))[0] if x is not None]
+            torch.testing.assert_close(_through_graph(call, tensors), expected)
         except Exception as e:
             return f"{self}: {e}"
         return None
@@ -88,10 +89,6 @@ def _through_graph(call: Callable[..., Any], tensors: list[torch.Tensor]) -> lis
     examples = [n.meta["val"] for n in traced.graph.nodes if n.op == "placeholder"]
     conversion = GraphConverter(traced, "sample", infer, strict=True).run(*examples)
     return interpret(conversion.graph, [t.clone() for t in tensors])
-
-
-def _listed(result: Any) -> list[torch.Tensor]:
-    return [x for x in tree_flatten(result)[0] if x is not None]
 
 
 def declare_supported(samples: Sequence[Support]) -> Callable[[Converter], Converter]:

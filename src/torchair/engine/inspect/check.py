@@ -379,7 +379,7 @@ def graph_tasks(
     labels = list(dict.fromkeys(["", *map(lanes.of, nodes)]))
     number = {n: k for k, n in enumerate(nodes)}
     needs = [
-        {number[x] for x in (*(v.node for v in n.values()), *n.control) if number.get(x, k) < k}
+        {number[x] for x in n.producers() if number.get(x, k) < k}
         for k, n in enumerate(nodes)
     ]
     order = LaneOrder([labels.index(lanes.of(n)) for n in nodes], needs)

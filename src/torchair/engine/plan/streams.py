@@ -248,7 +248,7 @@ def _graph_needs(steps: Sequence[Step]) -> list[set[int]]:
 
 def _before(node: Node, ended: Mapping[Node, set[int]]) -> set[int]:
     found: set[int] = set()
-    for source in (*(v.node for v in node.values()), *node.control):
+    for source in node.producers():
         found |= ended.get(source, set())
     return found
 

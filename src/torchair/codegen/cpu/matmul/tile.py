@@ -318,15 +318,15 @@ class TileCode(Code):
         rows = rows_of_a(t, self.numbers, self.tile.rows, inside(self.a_row, "%a_row"))
         store_tile(t, self.numbers, self._sum(t, rows, self._start(t)))
 
-    def _slot(self, t: Writer, i: int) -> str:
-        return t.offset("%totals", self.numbers.totals, i)
-
     def _start(self, t: Writer) -> list[str]:
         vector = self.numbers.totals
         count = self.tile.rows * self.tile.vectors
         if not self.continues:
             return ["zeroinitializer"] * count
-        loaded = [t(f"load {vector}, ptr {self._slot(t, i)}, align 16") for i in range(count)]
+        loaded = [
+            t(f"load {vector}, ptr {t.offset('%totals', vector, i)}, align 16")
+            for i in range(count)
+        ]
         return [
             t(f"select i1 %first, {vector} zeroinitializer, {vector} {before}") for before in loaded
         ]
