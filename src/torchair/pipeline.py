@@ -98,7 +98,9 @@ class NpuFxCompiler:
         if trace.writes:
             trace.write("graph", "txt", fx_text(gm))
         if settings.fx_summary_type is not None:
-            _write_summary(gm, settings)
+            path = f"{settings.fx_summary_path}/{dump_name('summary', 'csv')}"
+            atomic_write(path, summary_csv(gm))
+            logger.warning("fx_summary is on: operators listed in %s", path)
             if settings.fx_summary_skip_compile:
                 return gm
         if _on_meta(gm):
@@ -248,12 +250,6 @@ def _static_arguments() -> frozenset[int]:
     """Arguments of a forward graph that AOTAutograd knows to be parameters or buffers."""
     metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
     return frozenset(getattr(metadata, "static_input_indices", None) or ())
-
-
-def _write_summary(gm: fx.GraphModule, settings: Settings) -> None:
-    path = f"{settings.fx_summary_path}/{dump_name('summary', 'csv')}"
-    atomic_write(path, summary_csv(gm))
-    logger.warning("fx_summary is on: operators listed in %s", path)
 
 
 def _dump_original(conversion: Conversion, settings: Settings) -> None:

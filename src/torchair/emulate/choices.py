@@ -186,9 +186,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 def _asks_for_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """A caller who names the type of the result wants it so."""
-    return isinstance(kwargs.get("dtype"), torch.dtype) or any(
-        isinstance(a, torch.dtype) for a in args
-    )
+    return any(isinstance(a, torch.dtype) for a in (*args, kwargs.get("dtype")))
 
 
 def _widest(tensors: list[torch.Tensor]) -> torch.dtype:

@@ -62,7 +62,8 @@ def dumping(
 
 def save_after_each_node(gm: fx.GraphModule, directory: str) -> None:
     """Let the graph write each tensor it computes to `<directory>/<node>_device_<d>_<n>.pt`."""
-    operator = _save_operator()
+    packet = getattr(torch.ops.npu, "save_npugraph_tensor", None)  # of an NPU stack
+    operator = _SAVE if packet is None else packet.default
     has_side_effect(operator)
     for node in list(gm.graph.nodes):
         tensor = isinstance(node.meta.get("val"), torch.Tensor)
@@ -71,12 +72,6 @@ def save_after_each_node(gm: fx.GraphModule, directory: str) -> None:
         with gm.graph.inserting_after(node):
             gm.graph.call_function(operator, (node,), {"save_path": f"{directory}/{node.name}.pt"})
     gm.recompile()
-
-
-def _save_operator() -> Any:
-    """The operator of an NPU stack where there is one, else ours."""
-    packet = getattr(torch.ops.npu, "save_npugraph_tensor", None)
-    return _SAVE if packet is None else packet.default
 
 
 # ---- running node by node

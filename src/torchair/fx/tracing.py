@@ -157,10 +157,7 @@ def _nearest(x: torch.Tensor, output_size: Any, scale_factors: Any) -> torch.Ten
     from torch._decomp.decompositions import upsample_compute_output_size
 
     size = upsample_compute_output_size(x.size(), output_size, scale_factors)
-    resized: torch.Tensor = torch.ops.aten.upsample_nearest2d.default(
-        x, size, *(scale_factors or (None, None))
-    )
-    return resized
+    return torch.ops.aten.upsample_nearest2d.default(x, size, *(scale_factors or (None, None)))
 
 
 # The Python kernel that tracing gets for each operator; None leaves it to torch's own dispatch.

@@ -55,19 +55,15 @@ def original_text(graph: Graph) -> str:
 def canonical_text(graph: Graph) -> str:
     """The program of any graph, one line a node, whoever made it; constants stand at their uses."""
     program = _Program(graph)
-    for node in _order(graph):
+    order = topological(graph.nodes, graph.name)
+    # producers first; the NetOutput, which nothing reads, last
+    for node in sorted(order, key=lambda n: n.type == "NetOutput" and not n.control_users):
         if node.type != "Const":
             program.origin(node)
             program.node(node)
     program.tail()
     program.graph_attrs()
     return program.text()
-
-
-def _order(graph: Graph) -> list[Node]:
-    """Producers first; the NetOutput, which nothing reads, last."""
-    order = topological(graph.nodes, graph.name)
-    return sorted(order, key=lambda n: n.type == "NetOutput" and not n.control_users)
 
 
 class _Program:

@@ -297,7 +297,9 @@ def across(w: Writer, kind: str, parts: list[str], dtype: Element, lanes: int) -
     """Vectors reduced to one scalar: first to one vector, then half by half."""
     x = together(w, kind, parts, dtype, lanes)
     if not is_float(dtype):
-        return _integer_lanes(w, kind, x, dtype, lanes)
+        name = _INTEGER.get(kind) or ("u" if dtype in UNSIGNED else "s") + kind
+        intrinsic = f"llvm.vector.reduce.{name}.{writer.suffix(dtype, lanes)}"
+        return w.call(register(dtype, 0), intrinsic, (register(dtype, lanes), x))
     while lanes > 1:
         half = lanes // 2
         low, high = (_part(w, x, dtype, lanes, first, half) for first in (0, half))
@@ -309,10 +311,3 @@ def _part(w: Writer, x: str, dtype: Element, lanes: int, first: int, count: int)
     t = register(dtype, lanes)
     which = ", ".join(f"i32 {first + k}" for k in range(count))
     return w(f"shufflevector {t} {x}, {t} poison, {writer.shaped('i32', count)} <{which}>")
-
-
-def _integer_lanes(w: Writer, kind: str, x: str, dtype: Element, lanes: int) -> str:
-    name = _INTEGER.get(kind) or ("u" if dtype in UNSIGNED else "s") + kind
-    t = register(dtype, lanes)
-    intrinsic = f"llvm.vector.reduce.{name}.{writer.suffix(dtype, lanes)}"
-    return w.call(register(dtype, 0), intrinsic, (t, x))

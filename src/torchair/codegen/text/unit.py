@@ -92,7 +92,8 @@ class UnitWriter:
         for x in phase.saved:
             if plan.level[id(x)] == level:
                 for slot in range(len(point.slots)):
-                    self._save(x, slot)
+                    at = self._row_place(x, slot)
+                    store_vector(self.w, x.dtype, point.value(x, slot), at, self.lanes, None)
         for s in phase.stores:
             if plan.store_level(s) == level:
                 for slot in range(len(point.slots) if point.stores_vectors(s) else 1):
@@ -344,10 +345,6 @@ class UnitWriter:
             first = w.offset(self.rows[id(x)], memory_element(x.dtype), distance)
             self.point.keep(key, first)
         return w.offset(first, memory_element(x.dtype), shift)
-
-    def _save(self, x: Expr, slot: int) -> None:
-        place = self._row_place(x, slot)
-        store_vector(self.w, x.dtype, self.point.value(x, slot), place, self.lanes, None)
 
     def _reader(self, x: Expr) -> Callable[[int], str]:
         return lambda slot: load_vector(self.w, x.dtype, self._row_place(x, slot), self.lanes, None)

@@ -450,7 +450,8 @@ def convert(w: Writer, x: str, source: Element, target: Element, lanes: int) -> 
     if source == target:
         return x
     if target == "bool":
-        return _to_bool(w, x, source, lanes)
+        compare = "fcmp une" if is_float(source) else "icmp ne"
+        return w(f"{compare} {register(source, lanes)} {x}, {literal(0, source, lanes)}")
     if is_float(source):
         return _from_float(w, x, source, target, lanes)
     if is_float(target):
@@ -464,11 +465,6 @@ def convert(w: Writer, x: str, source: Element, target: Element, lanes: int) -> 
 
 def _cast(w: Writer, how: str, x: str, source: Element, target: Element, lanes: int) -> str:
     return w(f"{how} {register(source, lanes)} {x} to {register(target, lanes)}")
-
-
-def _to_bool(w: Writer, x: str, source: Element, lanes: int) -> str:
-    compare = "fcmp une" if is_float(source) else "icmp ne"
-    return w(f"{compare} {register(source, lanes)} {x}, {literal(0, source, lanes)}")
 
 
 def _from_float(w: Writer, x: str, source: Element, target: Element, lanes: int) -> str:

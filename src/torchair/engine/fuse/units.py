@@ -200,11 +200,6 @@ class _Fuser:
         read = [s for reader in (node, *inside) for s in reader.producers() if s not in inside]
         return [self.vertex[s] for s in read if s in self.vertex]
 
-    def _legal(self, unit: Unit, node: Node, inlined: Iterable[Node]) -> bool:
-        """Whether nothing that the node reads waits for the unit, but the unit itself."""
-        others = [k for k in self._sources(node, inlined) if k != unit.number]
-        return not self.needs.need(others, unit.number)
-
     # ---- placing a node ----
 
     def _begin(self, kind: UnitKind, node: Node, group: Group, why: str) -> Unit:
@@ -294,9 +289,10 @@ class _Fuser:
                 seen[value] = space
         if not seen:
             return f"{node.type} reads it through a view that moves elements"
-        if not self._legal(unit, node, views):
+        sources = self._sources(node, views)
+        if self.needs.need([k for k in sources if k != unit.number], unit.number):
             return f"{node.type} also needs what is computed from it elsewhere"
-        if why := self.streams.keep_out(node, self._sources(node, views), unit.nodes, unit.number):
+        if why := self.streams.keep_out(node, sources, unit.nodes, unit.number):
             return why
         spaces = self._spaces(unit, node, seen)
         if isinstance(spaces, str):

@@ -88,12 +88,10 @@ class FixedProgram:
         self.set = self._set_word
         self.run = _explained(fire)
         if poisoning():
-            self.run = poisoned(self.run, self._memory, [*areas_of(plan), *self._results()])
-
-    def _results(self) -> list[Area]:
-        """Pieces of the memory that results have; the arena begins where the memory does."""
-        fresh = [r for r in self.plan.roots if r.kind == "fresh" and r.slot in self._starts]
-        return [Area(*self._starts[r.slot], 0, r.meta.dtype) for r in fresh]
+            # results have pieces of the memory; the arena begins where it does
+            fresh = [r for r in plan.roots if r.kind == "fresh" and r.slot in self._starts]
+            results = [Area(*self._starts[r.slot], 0, r.meta.dtype) for r in fresh]
+            self.run = poisoned(self.run, self._memory, [*areas_of(plan), *results])
 
     def _set_word(self, number: int, tensor: torch.Tensor) -> None:
         self.inputs[number] = tensor

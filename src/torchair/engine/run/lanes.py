@@ -257,13 +257,10 @@ class StreamLanes(LaneProgram):
             by_step[k].borrows = near
         self._fork = self._module.Event()
         self._joins = [(s, self._module.Event()) for s in self._streams if s is not None]
-        self._leaving = self._made_elsewhere()
-
-    def _made_elsewhere(self) -> list[int]:
-        """Slots that torch allocated in a lane and that the caller's stream reads in the end."""
+        # slots that torch allocated in a lane and that the caller's stream reads in the end
         at_end = {o.slot for o in self.plan.outputs} | {w.value_slot for w in self.plan.write_backs}
-        roots = {s: self.plan.place(s)[0] for s in at_end}
-        return [s for s, r in roots.items() if r.kind == "torch" and r.device == self.plan.device]
+        near = [s for s in at_end if self.plan.place(s)[0].device == self.plan.device]
+        self._leaving = [s for s in near if self.plan.place(s)[0].kind == "torch"]
 
     def _go(self, registers: list[Any]) -> None:
         caller = self._module.current_stream(self.plan.device)

@@ -194,7 +194,7 @@ class NativeUnits:
 
     def _tell(self, unit: Unit, error: Exception) -> None:
         """Why a unit runs node by node; a warning, unless somebody meant it to."""
-        name = _names(unit)
+        name = "+".join(n.type for n in unit.nodes) + f" ({unit.nodes[0].name})"
         if isinstance(error, NotNative | Declined):
             logger.info("%s runs node by node: %s", name, error)
             return
@@ -305,8 +305,3 @@ def _bits_of(tensor: torch.Tensor) -> int:
         return 8 if tensor.any() else 0
     least, most = (int(x) for x in torch.aminmax(tensor))
     return 0 if least == most == 0 else 4 if least >= -8 and most <= 7 else 8
-
-
-def _names(unit: Unit) -> str:
-    nodes: list[Node] = unit.nodes
-    return "+".join(n.type for n in nodes) + f" ({nodes[0].name})"

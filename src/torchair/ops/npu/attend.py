@@ -327,15 +327,11 @@ def backward(
         dk += dproducts.transpose(-1, -2) @ _grouped(q, key)
         dv += _grouped(kept, value).transpose(-1, -2) @ _grouped(g, value)
         if dshift is not None:
-            _add_shift(dshift, dscores * (scores.scale if scores.shift_first else 1.0), part)
+            own = dshift[:, :, part] if dshift.shape[2] > 1 else dshift
+            own += (dscores * (scores.scale if scores.shift_first else 1.0)).sum_to_size(own.shape)
     return dq, dk, dv, dshift
 
 
 def _grouped(x: Tensor, key: Tensor) -> Tensor:
     """Rows of all query heads of a key head as rows of one matrix."""
     return x.reshape(x.shape[0], key.shape[1], -1, x.shape[-1])
-
-
-def _add_shift(dshift: Tensor, part: Tensor, rows: slice) -> None:
-    own = dshift[:, :, rows] if dshift.shape[2] > 1 else dshift
-    own += part.sum_to_size(own.shape)

@@ -253,7 +253,9 @@ class Grouped:
         if self.act_type not in _ACTIVATIONS:
             raise refuse(NAME, "act_type", f"is {self.act_type}, known are {[*_ACTIVATIONS]}")
         if self.group_type == FEATURES:
-            return [self._over_features()]
+            x, weight = self.x[0], self.weight[0]
+            made = [exact_product(x[:, a:b], weight[a:b]) for _, a, b in self._pieces(x.shape[1])]
+            return [finished(torch.stack(made), self.dtype or x.dtype)]
         parts = self._parts()
         if self.split_item not in JOINED:
             return parts
@@ -273,11 +275,6 @@ class Grouped:
         for part, (_, a, b) in zip(made, pieces, strict=True):
             out[a:b] = part
         return [out]
-
-    def _over_features(self) -> Tensor:
-        x, weight = self.x[0], self.weight[0]
-        made = [exact_product(x[:, a:b], weight[a:b]) for _, a, b in self._pieces(x.shape[1])]
-        return finished(torch.stack(made), self.dtype or x.dtype)
 
     def _pieces(self, length: int) -> list[tuple[int, int, int]]:
         """Group, begin and end of each piece."""

@@ -48,18 +48,14 @@ class Decode(AttentionText):
         """The whole body."""
         w, s = self.w, self.sizes
         heads = w.mul(s.batch, s.kv_heads)
-        shares = self._shares(heads)
+        # among how many work items the rows of a head are divided
+        shares = w.most(w.least(w.div("%nt", w.most(heads, 1)), s.rows), 1)
         with w.loop(*w.share(w.mul(heads, shares))) as item:
             pair, part = w.div(item.index, shares), w.rem(item.index, shares)
             self.batch, self.head = w.div(pair, s.kv_heads), w.rem(pair, s.kv_heads)
             self.first = w.div(w.mul(s.rows, part), shares)
             self.count = w.sub(w.div(w.mul(s.rows, w.add(part, 1)), shares), self.first)
             self._item()
-
-    def _shares(self, heads: str) -> str:
-        """Among how many work items the rows of a head are divided."""
-        w = self.w
-        return w.most(w.least(w.div("%nt", w.most(heads, 1)), self.sizes.rows), 1)
 
     def _item(self) -> None:
         w, s = self.w, self.sizes
@@ -68,7 +64,9 @@ class Decode(AttentionText):
             last = w.sub(w.add(self.first, self.count), "1")
             limit = w.least(limit, w.add(w.div(last, s.group), "1"))
         self.limit = limit
-        self._begin()
+        # no keys yet; the sums of the weights follow the outputs in memory
+        self._clear("outputs", self.areas.between("outputs", "total"))
+        w.do(f"store <{FEW_ROWS} x float> {parts.LOWEST}, ptr {self._area('top')}, align 64")
         with w.loop("0", limit, _KEYS) as loop:
             end = w.least(w.add(loop.index, _KEYS), limit)
             with w.loop(loop.index, end, w.lanes, [("i64", "0")]) as block:
@@ -80,11 +78,6 @@ class Decode(AttentionText):
                 self._values(block.index)
         with w.loop("0", self.count) as row:
             self._finish(row.index)
-
-    def _begin(self) -> None:
-        """Begin without any keys; the sums of the weights follow the outputs in memory."""
-        self._clear("outputs", self.areas.between("outputs", "total"))
-        self.w.do(f"store <{FEW_ROWS} x float> {parts.LOWEST}, ptr {self._area('top')}, align 64")
 
     def _seen_at(self, block: str) -> str:
         return self.w.offset(self._area("seen"), "i64", block)
