@@ -218,12 +218,8 @@ class Package:
     @property
     def weight_nodes(self) -> dict[Node, str]:
         """Inputs that become constants."""
-        found = {}
-        for node, source in self._sources.items():
-            name = self._weight_of(source)
-            if name is not None and node not in self._updated:
-                found[node] = name
-        return found
+        names = {node: self._weight_of(source) for node, source in self._sources.items()}
+        return {n: name for n, name in names.items() if name is not None and n not in self._updated}
 
     def _weight_of(self, source: InputSource) -> str | None:
         return self._weights.get(source.args[0]) if source.kind == "tensor" else None

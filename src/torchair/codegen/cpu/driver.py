@@ -399,12 +399,8 @@ _NUMBERS = ("records", "samples", "length", "inside")
 _WORDS = (*_NUMBERS, "size.of", "item", "release", "address.of", "version.of")  # after the hits
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Four bytes of a tensor, and where they are."""
-
-    address: int
-    content: int
+Sample = tuple[int, int]
+"""The address of four bytes of a tensor, and these."""
 
 
 @dataclass(frozen=True)
@@ -429,8 +425,8 @@ def test_of(
     words = [0, len(known), len(samples), length, inside, *addresses]
     for k in known:
         words += (k.position, id(k.tensor), k.tensor._cdata, k.address, k.version)
-    for s in samples:
-        words += (s.address, s.content)
+    for sample in samples:
+        words += sample
     table = (ctypes.c_int64 * len(words))(*words)
     entry = _test(library)
     at = ctypes.cast(table, ctypes.c_void_p)  # which keeps the table

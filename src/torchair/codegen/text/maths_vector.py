@@ -4,6 +4,7 @@ of the maths library reads like a formula. No fast-math flags are used here."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torchair.codegen.text.writer import Writer, f32, f64, shaped
 
@@ -43,6 +44,7 @@ def _compared(ordered: str, integer: str) -> Callable[[Vector, Operand], Vector]
     return write
 
 
+@dataclass(slots=True, eq=False)
 class Vector:
     """A vector while its formula is written; `kind` is the LLVM type of its elements. One without
     lanes is a scalar.
@@ -50,13 +52,10 @@ class Vector:
     The other operand of an operator may be a number, which then stands in every lane.
     """
 
-    __slots__ = ("kind", "lanes", "name", "w")
-
-    def __init__(self, w: Writer, lanes: int, kind: str, name: str) -> None:
-        self.w = w
-        self.lanes = lanes
-        self.kind = kind
-        self.name = name
+    w: Writer
+    lanes: int
+    kind: str
+    name: str
 
     @property
     def type(self) -> str:

@@ -59,12 +59,8 @@ class Unit:
     def find_inputs(self) -> list[Value]:
         """Values read from memory, each once."""
         inside = set(self.nodes) | set(self.views)
-        found: dict[Value, None] = {}
-        for node in self.all_nodes:
-            for value in operands_of(node):
-                if value.node not in inside and not is_number(value):
-                    found[value] = None
-        return list(found)
+        read = (value for node in self.all_nodes for value in operands_of(node))
+        return list(dict.fromkeys(v for v in read if v.node not in inside and not is_number(v)))
 
 
 @dataclass

@@ -305,17 +305,13 @@ def check_plan(plan: Plan) -> list[Fault]:
             after[k] |= after[before] | {before}
         last[lane[k]] = k
     touches = {k: _touched(steps[k], plan) for k in lane}
-    found = []
-    for k in sorted(lane):
-        for j in sorted(lane):
-            if (
-                j < k
-                and lane[j] != lane[k]
-                and j not in after[k]
-                and _clash(touches[j], touches[k])
-            ):
-                found.append(_unordered(steps[j], steps[k]))
-    return found
+    apart = [
+        (j, k)
+        for k in sorted(lane)
+        for j in sorted(lane)
+        if j < k and lane[j] != lane[k] and j not in after[k]
+    ]
+    return [_unordered(steps[j], steps[k]) for j, k in apart if _clash(touches[j], touches[k])]
 
 
 def _unordered(one: Step, other: Step) -> Fault:

@@ -86,7 +86,7 @@ class Held:
             if i in self.copied and _version(tensor) != version:
                 return False
         samples = [s for found in self._samples.values() for s in found]
-        same = all(_uint(s.address).value == s.content for s in samples)
+        same = all(_uint(at).value == content for at, content in samples)
         self._hits += same
         return same
 
@@ -142,7 +142,7 @@ def _samples(tensor: torch.Tensor) -> list[Sample]:
             offset += index * stride * size
         at = start + min(offset, end - 4)
         if at >= start:
-            found.append(Sample(at, _uint(at).value))
+            found.append((at, _uint(at).value))
     return found
 
 

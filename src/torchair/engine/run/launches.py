@@ -75,12 +75,9 @@ Bundle = list[Job]
 
 def launches_of(plan: Plan, target: CudaTarget) -> list[tuple[list[Step], list[Bundle]]]:
     """The native parts of a plan, and the launches of each."""
-    found = []
-    for native, part in groupby(plan.steps, key=lambda step: step.native is not None):
-        if native:
-            steps = list(part)
-            found.append((steps, bundles(steps, plan, Outline(steps, plan), target)))
-    return found
+    runs = groupby(plan.steps, key=lambda step: step.native is not None)
+    parts = [list(part) for native, part in runs if native]
+    return [(part, bundles(part, plan, Outline(part, plan), target)) for part in parts]
 
 
 def bundles(

@@ -169,7 +169,8 @@ class Tuning:
         given = tuned_file(tuned) if tuned is not None else None
         self._files = [f for f in (self._own, given) if f is not None]
         self.chosen: list[TunedWay] = []  # ways that were found here, other than the usual
-        self._open: CountedProgram | None = None  # whose threads are to be counted
+        self._open: tuple[tuple[str, ...], str, float] | None = None
+        """Program, machine and margin of the graph whose threads are to be counted."""
         self._rivals: list[tuple[TunedWay, TunedWay]] = []  # ways, and torch's, which seems faster
 
     def choose(self, plan: Plan) -> None:
@@ -213,7 +214,7 @@ class Tuning:
         program, small = program_of(plan), plan.on_host and plan.work <= SMALL
         several = small and plan.all_native and trial.threads_of(plan) > 1
         if PROGRAM in wish.kinds and several and self._known(program, machine) is None:
-            self._open = CountedProgram(program, machine, wish.margin)
+            self._open = program, machine, wish.margin
         end = time.monotonic() + wish.budget_seconds
         done = 0
         try:
@@ -282,19 +283,16 @@ class Tuning:
             return
         assert self._own is not None
         counts = _fewer()["threads"]
-        program, self._open = self._open, None
+        (program, machine, margin), self._open = self._open, None
         call()
         usual, spent = with_threads(call, [torch.get_num_threads(), *map(int, counts)])
         best = min(spent, key=lambda n: spent[n])
-        way = f"threads={best}" if spent[best] <= (1 - program.margin) * usual else ""
-        about = f"{PROGRAM} of {len(program.request)} kernels"
+        way = f"threads={best}" if spent[best] <= (1 - margin) * usual else ""
+        about = f"{PROGRAM} of {len(program)} kernels"
         least = 1e6 * (spent[best] if way else usual)
         self._own.add(
-            TunedWay(
-                hash_of(program.request), program.machine, version(), about, way, least,
-                1e6 * usual,
-            )
-        )  # fmt: skip
+            TunedWay(hash_of(program), machine, version(), about, way, least, 1e6 * usual)
+        )
         if way:
             session.take(inputs, True)
 
@@ -435,15 +433,6 @@ class Tuned(Protocol):
 
 SMALL = 2_000.0
 """Microseconds of work, about, that fewer threads than there are might do as well."""
-
-
-@dataclass(frozen=True)
-class CountedProgram:
-    """A graph whose threads are to be counted."""
-
-    request: tuple[str, ...]
-    machine: str
-    margin: float
 
 
 def program_of(plan: Plan) -> tuple[str, ...]:
