@@ -333,6 +333,13 @@ def row_of(op_type: str) -> Row | None:
     return None if kernel is None else _of_user[0](kernel)
 
 
+def operands_of(node: Node) -> list[Value]:
+    """Inputs that are data, as opposed to host numbers that steer the operator."""
+    row = row_of(node.type)
+    host = row.host if row is not None else frozenset()
+    return [v for port, _, v in node.slots() if v is not None and port not in host]
+
+
 def has_trait(node: Node, traits: Trait) -> bool:
     """Whether a node's operator is known, and has one of these traits."""
     row = row_of(node.type)

@@ -11,7 +11,7 @@ from torchair.errors import GraphError
 from torchair.ge.build import const_fact
 from torchair.ge.dtypes import torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value, topological
-from torchair.operators.core import Op, Row, row_of
+from torchair.operators.core import Op, Row, operands_of, row_of
 
 _HOST_SIZE = 64
 
@@ -63,10 +63,7 @@ def placed(
     """Results of a node where a plan for `device` has them."""
     if device == "cpu":
         return made
-    row = row_of(node.type)
-    host = row.host if row is not None else ()
-    fed = [v for port, _, v in node.slots() if v is not None and port not in host]
-    data = [v for v in fed if v.node.type != "Const"]
+    data = [v for v in operands_of(node) if v.node.type != "Const"]
     near = "cpu" if data and all(env[v].is_cpu for v in data) else device
     places = {"CPU": "cpu", "NPU": device}
     return [

@@ -17,7 +17,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.graph import NO_WORK, Graph, Node, Value
 from torchair.ge.shapes import is_static, numel
 from torchair.operators import Op, Row, Trait, has_trait, row_of, steering_nodes, steering_values
-from torchair.operators.core import TYPES, has_loops, loops_of
+from torchair.operators.core import TYPES, has_loops, loops_of, operands_of
 
 _NODES = 48  # of one unit: more would not fit the registers any more
 _LONG_ROW = 1 << 16  # elements that one thread should not have to reduce alone
@@ -82,13 +82,6 @@ class Fusion:
             elif self.alone.get(item):
                 lines.append(f"torch     {item.type}   ({self.alone[item]})")
         return "\n".join(lines)
-
-
-def operands_of(node: Node) -> list[Value]:
-    """Inputs that are data, as opposed to host numbers that steer the operator."""
-    row = row_of(node.type)
-    host = row.host if row is not None else frozenset()
-    return [v for port, _, v in node.slots() if v is not None and port not in host]
 
 
 def is_number(value: Value) -> bool:

@@ -13,11 +13,12 @@ from typing import Any
 
 from torchair.codegen.numbers import Book, Int, Number, Size, largest
 from torchair.codegen.target import KernelOrder, Target
-from torchair.engine.fuse.units import Unit, is_number, operands_of
+from torchair.engine.fuse.units import Unit, is_number
 from torchair.engine.plan.records import SIZES_AT, Argument, Native
 from torchair.engine.plan.strides import Meta
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, is_static
+from torchair.operators.core import operands_of
 
 QUANTISED = "WeightQuantBatchMatmulV2"
 PARAMETERS = ("weight", "antiquant_scale", "antiquant_offset")

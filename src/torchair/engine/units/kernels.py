@@ -12,7 +12,7 @@ from torchair.codegen.loops import Nest, join_rows, simplify, with_words
 from torchair.codegen.numbers import Element, Int
 from torchair.codegen.pieces import pieces
 from torchair.codegen.target import Head, HeadKind, KernelOrder, Target
-from torchair.engine.fuse.units import Check, Unit, UnitKind, operands_of
+from torchair.engine.fuse.units import Check, Unit, UnitKind
 from torchair.engine.lower import Operand, build_nest
 from torchair.engine.plan.records import SIZES_AT, Argument, Content, Room
 from torchair.engine.plan.strides import Meta
@@ -23,7 +23,7 @@ from torchair.log import tell
 from torchair.operators import Op, rows
 from torchair.operators.attention import is_plain
 from torchair.operators.contraction import Window
-from torchair.operators.core import TYPES
+from torchair.operators.core import TYPES, operands_of
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
 _ACTIVATIONS = ("f32", "bf16", "f16")
