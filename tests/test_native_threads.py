@@ -19,7 +19,7 @@ from torch import nn
 import like_eager
 from torchair import ge
 from torchair.codegen.cpu.target import cpu
-from torchair.engine.run import segment
+from torchair.engine.run import segment, workspace
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
@@ -271,3 +271,24 @@ def test_a_child_of_fork_runs_and_compiles() -> None:
     environment["OMP_NUM_THREADS"] = "2"
     ended = subprocess.run(command, env=environment, capture_output=True, timeout=300, text=True)
     assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+def test_sizes_with_more_work_than_the_first_get_all_threads(monkeypatch):
+    made = []
+
+    class Seen(workspace.SizedSegment):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(workspace, "SizedSegment", Seen)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run = compiled(lambda x: torch.exp(x) + 1, dynamic=True)
+        for rows, threads in ((2, 1), (4096, 2), (3, 1)):
+            x = torch.randn(rows, 64)
+            torch.testing.assert_close(run(x), torch.exp(x) + 1)
+            assert [s.most for s in made] == [threads]
+    finally:
+        torch.set_num_threads(before)

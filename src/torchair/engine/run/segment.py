@@ -411,9 +411,8 @@ class Segment(NativePart):
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not."""
         self.steps = list(steps)
         calls = [s.code for s in steps]
-        several = sum(c.work for c in calls) > ALONE and bind_threads()
-        self.most = min(threads, memory.plan.threads or threads) if several else 1  # ever
-        self.threads = self.most  # for the sizes of this plan
+        most = self._threads_of(min(threads, memory.plan.threads or threads))
+        self.threads = self.most = most  # for the sizes of this plan
         room = max((c.scratch for c in calls), default=0) * self.threads
         self._scratch = (memory.scratch or aligned_bytes)(room)
         outlines, key = memory.plan.outlines, (*[id(c.operands) for c in calls], *last)
@@ -427,6 +426,10 @@ class Segment(NativePart):
         self.outline.write_fixed(self.block, faults, self._scratch.data_ptr())
         self._write_sized(memory)
         self._write_program()
+
+    def _threads_of(self, threads: int) -> int:
+        """The most threads that ever run it."""
+        return threads if sum(s.code.work for s in self.steps) > ALONE and bind_threads() else 1
 
     def _write_sized(self, memory: Memory) -> None:
         """What follows from sizes, and from where memory is."""

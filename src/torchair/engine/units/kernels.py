@@ -197,7 +197,7 @@ def pool_options(node: Node) -> dict[str, Any]:
     )  # fmt: skip
 
 
-class Emission:
+class UnitWriting:
     """Making the kernel of a unit. Words are handed out in the order in which generators expect
     them."""
 

@@ -15,7 +15,7 @@ from torchair.engine.plan.records import Constant, Content, Native
 from torchair.engine.plan.strides import plain
 from torchair.engine.units import emitter
 from torchair.engine.units.emitter import Layouts, NotNative, parameters
-from torchair.engine.units.kernels import Emission, heads
+from torchair.engine.units.kernels import UnitWriting, heads
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.log import logger, tell
 from torchair.operators import Trait, row_of
@@ -187,7 +187,8 @@ class NativeUnits:
             if call is not None:
                 return call
         known = emitter.UnitSizes(unit, fact, [plain(m) for m in metas], self._varies)
-        variants.append(Emission(unit, known, self.target, self.is_constant, self.bits_of).run())
+        writing = UnitWriting(unit, known, self.target, self.is_constant, self.bits_of)
+        variants.append(writing.run())
         call = variants[-1].call(unit, metas)
         assert call is not None, "a kernel is right for the sizes it was made with"
         return call
