@@ -152,7 +152,7 @@ def _is_sound(matmul: MatMul, form: GemvForm, matrices: int) -> bool:
     assert isinstance(matmul.m, int)
     busy = form.split <= _packs(matmul) and form.rows * matmul.m <= WARP
     room = _registers(matmul, form, matrices) <= 256 and form.warps <= 16
-    return busy and room and (form.held or bytes_of_a(matmul) <= prologue.MOST_SHARED)
+    return busy and room and (form.held or bytes_of_a(matmul) <= prologue.MOST_OF_A)
 
 
 def _packs(matmul: MatMul) -> int:

@@ -18,7 +18,7 @@ from torchair.codegen.requests import Joint, MatMul
 from torchair.codegen.text.memory import memory_element
 from torchair.codegen.text.point import positions, varying
 
-MOST_SHARED = 40 * 1024
+MOST_OF_A = 40 * 1024
 """Bytes of A that a block may have in shared memory."""
 _HERE = -1  # the operand that stands for A in shared memory
 
@@ -42,7 +42,7 @@ def prologue_refusal(matmul: MatMul, prologue: Nest) -> str | None:
     if place.offset != 0 or place.extra is not None or place.mask is not None:
         return "a prologue that does not fill A"
     size = bytes_of_a(matmul)
-    return f"a prologue of {size} bytes" if size > MOST_SHARED else None
+    return f"a prologue of {size} bytes" if size > MOST_OF_A else None
 
 
 class RowsOfA:

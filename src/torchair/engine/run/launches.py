@@ -26,7 +26,7 @@ from torchair.codegen.cuda.target import CudaTarget, cuda
 from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
 from torchair.codegen.requests import FAR, Joint, Loops, Partner, Product
 from torchair.codegen.target import BrokenKernels, Kernel, KernelOrder, Launch
-from torchair.engine.plan.planner import Layout, Planner
+from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import SIZES_AT, Native, Plan, Step
 from torchair.engine.run.segment import BadIndex, Memory, NativePart, Outline, Range, Segment, meet
 from torchair.engine.units.native_units import NativeUnits
@@ -437,11 +437,11 @@ class DryRun:
 
 def dry_run(
     graph: Graph, gpu: Gpu, assigned: dict[int, int] | None = None,
-    layouts: Sequence[Layout | None] = (), frozen: Mapping[Value, torch.Tensor] | None = None,
+    frozen: Mapping[Value, torch.Tensor] | None = None,
 ) -> DryRun:  # fmt: skip
     """Plan a graph of fixed sizes for a GPU; `assigned` maps an output to the input it updates,
     `frozen` are values that are the same in every call."""
     target = CudaTarget(0, gpu)
-    planner = Planner(graph, "meta", assigned, layouts, NativeUnits(graph, target, frozen))
+    planner = Planner(graph, "meta", assigned, (), NativeUnits(graph, target, frozen))
     plan = planner.plan([n.outputs[0].fact for n in graph.data])
     return DryRun(plan, [bundle for _, part in launches_of(plan, target) for bundle in part], gpu)
