@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchair
-from torchair.cli import main, operators_page, options_page
+from torchair.cli import main, npu_operators_page, operators_page, options_page
 from torchair.codegen.kept import key_of, store
 from torchair.convert.registry import lines
 
@@ -62,6 +62,12 @@ def test_options_command(capsys):
 def test_operators_page_is_current():
     text = (DOCS / "operators.md").read_text()
     assert text == operators_page() + "\n", "run: torchair ops --markdown > docs/operators.md"
+
+
+def test_npu_operators_page_is_current():
+    text = (DOCS / "npu_operators.md").read_text()
+    fix = "run: torchair ops --npu --markdown > docs/npu_operators.md"
+    assert text == npu_operators_page() + "\n", fix
 
 
 def test_cache_command(capsys, tmp_path, monkeypatch):

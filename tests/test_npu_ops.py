@@ -536,7 +536,7 @@ def test_replays_read_new_lengths():
 
 def test_the_example_of_the_page_runs():
     root = Path(__file__).resolve().parent.parent
-    page = (root / "docs" / "npu_operators.md").read_text()
+    page = (root / "docs" / "npu_library.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     path = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run([sys.executable, "-c", example], env=path, capture_output=True, text=True)

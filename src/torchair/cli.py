@@ -25,6 +25,7 @@ from torchair.engine.inspect.check import check_graph
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
 from torchair.errors import did_you_mean
+from torchair.npu_page import npu_page
 from torchair.operators import Trait, infer, row_of
 from torchair.operators.core import ANY, FLOATS, INTEGERS, NUMBERS
 from torchair.process import Steps
@@ -248,10 +249,17 @@ def _table_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="the page of docs/")
 
 
+def _ops_options(parser: argparse.ArgumentParser) -> None:
+    _table_options(parser)
+    parser.add_argument("--npu", action="store_true", help="those of the `npu` library")
+
+
 def _ops(options: argparse.Namespace) -> int:
     if options.markdown:
-        print(operators_page())
+        print(npu_operators_page() if options.npu else operators_page())
         return 0
+    if options.npu:
+        options.pattern = f"npu.{options.pattern}"
     pattern = options.pattern
     rows = _rows(pattern)
     if not rows:
@@ -337,6 +345,11 @@ def _option_rows() -> list[tuple[str, str, str, str, str]]:
     ]  # fmt: skip
 
 
+def npu_operators_page() -> str:
+    """The text of docs/npu_operators.md."""
+    return npu_page(_kernels)
+
+
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
@@ -408,7 +421,7 @@ def _env(_options: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
-    "ops": Command("which torch operators become which GE operators", _ops, _table_options),
+    "ops": Command("which torch operators become which GE operators", _ops, _ops_options),
     "options": Command("the options of CompilerConfig", _options, _table_options),
     "trace": Command("run a program, write timelines of its graphs", _trace, _trace_options),
     "check": Command("races and deadlocks of streams in a graph file", _check, _check_options),

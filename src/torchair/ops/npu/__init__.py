@@ -15,8 +15,14 @@ __all__ = ["FAMILIES", "NpuOperator", "PACKAGE", "define", "operators", "real_pa
 
 PACKAGE = "torch_npu"
 FAMILIES = (
-    "activation", "fusion_attention", "infer_operators", "matmul", "quant", "rows",
+    "activation",
+    "fusion_attention",
+    "infer_operators",
+    "matmul",
+    "quant",
+    "rows",
 )
+"""Modules with a list `OPERATORS`, one a line."""
 
 
 @cache
