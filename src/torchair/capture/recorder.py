@@ -24,6 +24,7 @@ from torchair.engine.run.fixed import SIZE_HINT
 from torchair.errors import CaptureError
 from torchair.fx.forms import OutForm, out_form, written
 from torchair.fx.source import fx_text, origin_of
+from torchair.ops.purity import is_foreign, is_pure
 
 Step = Callable[[], Any]
 _ATEN = torch.ops.aten
@@ -210,9 +211,10 @@ class Recorder(TorchDispatchMode):
             return made  # it changed what its tensor looks at, and computed nothing
         leaves = pytree.tree_leaves(made)
         fresh = [t for t in leaves if isinstance(t, torch.Tensor) and self._is_new(t, place)]
-        if not fresh and not _has_effect(func):
+        if not fresh:
             _refuse_numbers(func, args, kwargs, leaves, place)
-            return made
+            if not _has_effect(func):
+                return made
         kept = self._keep_all(func, fresh)
         self._add(func, args, kwargs, [kept.get(id(leaf)) for leaf in leaves], place)
         if all(kept[id(t)] is t for t in fresh):
@@ -422,9 +424,7 @@ def _only_acts(func: Any) -> bool:
 
 def _has_effect(func: Any) -> bool:
     """Whether a call matters beyond new results."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return True
-    return func._schema.is_mutable or func.name() == f"{_COLLECTIVES}::wait_tensor"
+    return not is_pure(func)
 
 
 def _refuse_dependence(func: Any, args: Any, kwargs: Any, place: CallSite) -> None:
@@ -439,7 +439,7 @@ def _refuse_numbers(
 ) -> None:
     """What a custom operator reads from a tensor is not known to be the same in each replay."""
     numbers = any(isinstance(leaf, (bool, int, float)) for leaf in leaves)
-    own = func.namespace in ("aten", "prim", "prims")
+    own = not is_foreign(func)
     tensors = any(isinstance(a, torch.Tensor) for a in pytree.tree_leaves((args, kwargs)))
     if numbers and tensors and not own:
         raise place.error("returns a number that may follow from data", SIZE_HINT)

@@ -22,6 +22,7 @@ from torchair.errors import CaptureError
 from torchair.fx.forms import written
 from torchair.fx.source import fx_text, origin_of
 from torchair.ge.graph import Origin
+from torchair.ops.purity import is_pure
 from torchair.ops.streams import scopes_closed
 
 if TYPE_CHECKING:
@@ -158,10 +159,8 @@ def _is_pure(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or value is None:
         return False
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return not isinstance(value, torch.Tensor)
-    random = torch.Tag.nondeterministic_seeded in node.target.tags
-    return not random and not node.target._schema.is_mutable
+    known = isinstance(node.target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor)
+    return known and is_pure(node.target)
 
 
 def _on_host(value: Any) -> bool:

@@ -34,6 +34,7 @@ from torchair.ge.shapes import Dim, Sym, contiguous_strides, from_torch, symbol
 from torchair.ge.signature import Conversion, InputSource, Signature
 from torchair.log import logger
 from torchair.operators.core import SIDE_EFFECTS
+from torchair.ops.purity import is_foreign
 
 aten = torch.ops.aten
 NUMBERS = (bool, int, float)
@@ -210,8 +211,10 @@ class GraphConverter:
         if target is operator.getitem:
             return self._packed(node.args[0])[self._packed(node.args[1])]
         if isinstance(meta, NUMBERS):
+            if is_foreign(target):
+                self._generic(node, meta)
             return meta
-        if _all_empty(meta):
+        if _all_empty(meta) and not is_foreign(target):
             return _map(lambda m: ge.Const(torch.empty(m.shape, dtype=m.dtype)), meta)
         entry = find(target) or self._generated(target)
         plain = not any(isinstance(v, Value) for v in _leaves(self._packed(node.args)))

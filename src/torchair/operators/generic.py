@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from torchair.errors import GraphError, MissingHostValue
@@ -155,8 +157,11 @@ def _rule(op: Op) -> list[Fact]:
     spec = json.loads(node.attr("arguments"))
     given = [_decode(spec[part], get, node) for part in ("args", "kwargs")]
     args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), given)
+    # Without a tensor among its arguments an operator would run: it must not know the difference.
+    pretend = nullcontext() if facts else FakeTensorMode()
     try:
-        results = list(_leaves(find_target(node)(*args, **kwargs)))
+        with pretend:
+            results = list(_leaves(find_target(node)(*args, **kwargs)))
     except Exception as e:  # data-dependent or without meta kernel: dims come with the data
         raise MissingHostValue(f"{node}: {e}") from e
     return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]

@@ -32,7 +32,7 @@ from torchair.engine.run.native import ProgramPool
 from torchair.engine.run.segment import ALONE, LINE, aligned_bytes
 from torchair.errors import CaptureError
 from torchair.log import logger
-from torchair.operators import Trait, row_of
+from torchair.operators.purity import is_pure
 
 REACH = {"cpu": 64 << 20, "cuda": 128 << 20}
 """Bytes that no cache holds, by the type of a device."""
@@ -45,7 +45,6 @@ LONG = 40_000.0
 RUN = 1_000.0
 """The same for the steps of one run."""
 
-_EFFECTS = (Trait.SIDE_EFFECT, Trait.COMMUNICATION, Trait.RANDOM)
 Content = Callable[[Constant, Pack | None], torch.Tensor]
 """A constant of a step as a kernel wants it."""
 
@@ -306,8 +305,7 @@ class Replay:
 
 def has_effects(plan: Plan) -> bool:
     """Whether a step does more than to compute results, or may."""
-    rows = [row_of(step.node.type) for step in plan.steps]
-    return any(row is None or row.has(trait) for row in rows for trait in _EFFECTS)
+    return not all(is_pure(step.node) for step in plan.steps)
 
 
 def call_of(pool: ProgramPool, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:

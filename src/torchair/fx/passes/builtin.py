@@ -13,6 +13,7 @@ from torch import fx
 from torchair.fx.passes.memory import place_of
 from torchair.fx.passes.values import dim_with, dims, storage_of, tensor_of
 from torchair.log import logger
+from torchair.ops.purity import is_pure
 
 # ---- calls that change nothing -> their input
 #
@@ -242,9 +243,9 @@ def view_to_reshape(gm: fx.GraphModule) -> None:
 
 def eliminate_dead_code(gm: fx.GraphModule) -> None:
     """Remove calls whose result nobody reads. What writes, draws random numbers or is called for
-    its effect stays."""
+    its effect stays, and what may have one."""
     for node in reversed(gm.graph.nodes):
-        if not node.users and not node.is_impure():
+        if not node.users and not node.is_impure() and is_pure(node.target):
             gm.graph.erase_node(node)
 
 

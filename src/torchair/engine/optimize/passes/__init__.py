@@ -24,6 +24,7 @@ from torchair.ge.rewrite import line_of, rewrite, verify
 from torchair.ge.shapes import numel
 from torchair.log import logger, tell
 from torchair.operators import Trait, has_trait, row_of
+from torchair.operators.purity import is_foreign, is_pure
 from torchair.operators.reference import run_node
 from torchair.passes import Handler, Pass
 
@@ -113,7 +114,7 @@ def _foldable(node: Node) -> bool:
     row = row_of(node.type)
     if row is None or not node.outputs or node.control or node.control_users:
         return False
-    if row.has(Trait.RANDOM | Trait.SIDE_EFFECT | Trait.CONSTANT | Trait.COMMUNICATION):
+    if row.has(Trait.RANDOM | Trait.CONSTANT) or not is_pure(node):
         return False
     inputs = node.values()
     if not inputs or any(v.node.type != "Const" for v in inputs):
@@ -143,10 +144,10 @@ def _key(node: Node) -> Hashable | None:
     row = row_of(node.type)
     if row is None or node.control or node.control_users or not node.outputs:
         return None
-    if node.type in INPUTS or row.has(Trait.RANDOM | Trait.SIDE_EFFECT):
-        return None
     if row.has(Trait.CONSTANT):
         return _constant_key(node)
+    if node.type in INPUTS or row.has(Trait.RANDOM) or not is_pure(node):
+        return None
     attrs = tuple(sorted((k, repr(a)) for k, a in node.attrs.items()))
     return node.type, tuple(node.slots()), attrs, node.outputs[0].device_type
 
@@ -178,7 +179,7 @@ def is_anchor(node: Node) -> bool:
     """Whether a node stays though nobody reads it: an end of the graph, or one with effects."""
     if node.type in ("NetOutput", *INPUTS) or node in node.graph.keep_alive:
         return True
-    return has_trait(node, Trait.SIDE_EFFECT)
+    return is_foreign(node) or has_trait(node, Trait.SIDE_EFFECT)
 
 
 def _pass(fn: Callable[[Graph, GraphState], object], *only: str) -> Pass:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-import torch
-
 from torchair.codegen.target import Target
 from torchair.engine.options import EngineOptions
 from torchair.ge import attrs as attr
@@ -21,7 +19,8 @@ from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import InputSource
 from torchair.operators import Trait, has_trait
 from torchair.operators.core import SIDE_EFFECTS
-from torchair.operators.generic import find_target, is_collective
+from torchair.operators.generic import is_collective
+from torchair.operators.purity import draws, is_foreign
 from torchair.ops.streams import STREAM_LABEL
 
 
@@ -64,14 +63,28 @@ class GraphState:
 
 def explicit_order_for_side_effect_nodes(graph: Graph, state: GraphState | None = None) -> None:
     """Chain prints and the like in program order and tie the last to NetOutput; so draws of random
-    numbers, and collectives, which all processes must meet in one order. What updates an input
-    waits for the prints of its old value."""
+    numbers, and collectives, which all processes must meet in one order. A foreign operator may do
+    any of that. What updates an input waits for the prints of its old value."""
     effects = [n for n in graph.nodes if n.type in SIDE_EFFECTS]
-    _chain(graph, effects)
+    foreign = _foreign_by_stream(graph)
+    in_program = set(foreign.pop("", ()))
+    _chain(graph, [n for n in graph.nodes if n.type in SIDE_EFFECTS or n in in_program])
     if effects and state is not None and state.assigned:
         _before_updates(graph, effects, state)
-    _chain(graph, [n for n in graph.nodes if draws(n)])
-    _chain(graph, [n for n in graph.nodes if communicates(n)])
+    _chain(graph, [n for n in graph.nodes if draws(n) or n in in_program])
+    _chain(graph, [n for n in graph.nodes if communicates(n) or n in in_program])
+    for nodes in foreign.values():
+        _chain(graph, nodes)
+
+
+def _foreign_by_stream(graph: Graph) -> dict[str, list[Node]]:
+    """Operators of other libraries by the stream that the user put them on, "" for the default:
+    those of one stream keep their order, streams are ordered by events only."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if is_foreign(node):
+            found.setdefault(str(node.attr(STREAM_LABEL, "")), []).append(node)
+    return found
 
 
 def _before_updates(graph: Graph, effects: list[Node], state: GraphState) -> None:
@@ -86,13 +99,6 @@ def _before_updates(graph: Graph, effects: list[Node], state: GraphState) -> Non
             writer = writers.get(source.attr("index"))
             if writer is not None and writer.type != "Data" and writer not in before:
                 writer.after(node)
-
-
-def draws(node: Node) -> bool:
-    """Whether a node takes numbers from torch's generator."""
-    if node.type == "TorchCall":
-        return torch.Tag.nondeterministic_seeded in getattr(find_target(node), "tags", ())
-    return has_trait(node, Trait.DRAWS)
 
 
 def communicates(node: Node) -> bool:

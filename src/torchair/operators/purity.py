@@ -1,0 +1,41 @@
+"""Which nodes of a graph do nothing but compute their results: `ops/purity.py` for GE graphs."""
+
+from __future__ import annotations
+
+import torch
+
+from torchair.ge.graph import INPUTS, Node
+from torchair.ge.prototypes import is_users
+from torchair.operators.core import Trait, row_of
+from torchair.operators.generic import find_target
+from torchair.ops import purity
+
+_EFFECTS = Trait.SIDE_EFFECT | Trait.COMMUNICATION | Trait.RANDOM | Trait.DRAWS
+
+
+def is_foreign(node: Node) -> bool:
+    """Whether a node may do anything: torch operators of other libraries, and what users gave a
+    kernel for."""
+    if node.type == "TorchCall":
+        # By its name: a graph from a file may call an operator whose library is not loaded.
+        return node.attr("target").partition("::")[0] not in purity.OWN_NAMESPACES
+    return node.type not in (*INPUTS, "NetOutput") and is_users(node.type)
+
+
+def is_pure(node: Node) -> bool:
+    """Whether a node may be left out when nobody reads it, merged with an equal one or computed
+    while compiling. Nobody knows that of the operators of other libraries."""
+    if is_foreign(node):
+        return False
+    if node.type == "TorchCall":
+        return purity.is_pure(find_target(node))
+    row = row_of(node.type)
+    return row is not None and not row.has(_EFFECTS)
+
+
+def draws(node: Node) -> bool:
+    """Whether a node takes numbers from torch's generator."""
+    if node.type == "TorchCall":
+        return torch.Tag.nondeterministic_seeded in getattr(find_target(node), "tags", ())
+    row = row_of(node.type)
+    return row is not None and row.has(Trait.DRAWS)

@@ -1,0 +1,35 @@
+"""Which torch operators do nothing but compute their results.
+
+Only such a call may be left out when nobody reads it, computed once for all or merged with an equal
+one, and moved across calls that are not pure. `operators/purity.py` asks the same of GE nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+OWN_NAMESPACES = frozenset(("aten", "prim", "prims"))
+"""Libraries whose schemas tell everything that an operator does. An operator of any other library
+may have effects that its schema does not mention: write a cache, count, log, talk to a server."""
+
+
+def is_foreign(target: Any) -> bool:
+    """Whether a call may do anything: operators of other libraries, and those that call functions
+    (`cond`, `auto_functionalized_v2`), which may hold such operators."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace not in OWN_NAMESPACES
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_pure(target: Any) -> bool:
+    """Whether a call is known to compute results from its arguments and to do nothing else. Draws
+    of random numbers are not pure: they advance a generator."""
+    if is_foreign(target):
+        return False
+    if not isinstance(target, torch._ops.OpOverload):
+        return True  # Python's own, such as `operator.getitem`, on sizes and lists of results
+    schema = target._schema
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return bool(schema.returns) and not schema.is_mutable and not random
