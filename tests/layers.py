@@ -21,7 +21,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     3: ("codegen", "ge"),
     2: ("ops", "passes"),
     1: ("configs", "tools", "trace"),
-    0: ("store",),
+    0: ("store", "structured"),
     -1: ("errors", "log"),
     -2: ("flags", "process"),
 }

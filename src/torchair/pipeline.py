@@ -48,6 +48,7 @@ from torchair.process import no_garbage_collection
 from torchair.runner import Compilation, GmRunner, onlookers
 from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write
+from torchair.structured import artifact, stage
 from torchair.trace import Trace
 
 latest_graph_id = 0
@@ -112,7 +113,8 @@ class NpuFxCompiler:
         return_views_of_arguments(gm)
         mend(gm)
         join_views(gm)
-        optimize_fx(gm, example_inputs, self.config, settings, trace)
+        with stage("fx_passes"):
+            optimize_fx(gm, example_inputs, self.config, settings, trace)
         if any(str(n.target).startswith(_SCOPES) for n in gm.graph.nodes):
             check_scopes(gm)
         static = self._static_arguments(trace)
@@ -138,7 +140,9 @@ class NpuFxCompiler:
         settings: Settings, static: frozenset[int], trace: Trace,
     ) -> ConcreteGraph:  # fmt: skip
         """Mode max-autotune."""
-        conversion = convert(gm, inputs, settings, static, _next_name())
+        name = _next_name()
+        artifact(f"{name}_fx", lambda: fx_text(gm))
+        conversion = convert(gm, inputs, settings, static, name)
         if settings.graph_dump_type is not None:
             _dump_original(conversion, settings)
         graph = GeConcreteGraph(conversion, settings, device_of(inputs), self._gears)
@@ -157,6 +161,7 @@ class NpuFxCompiler:
     ) -> ConcreteGraph:  # fmt: skip
         """Modes reduce-overhead and npugraph_ex."""
         name = _next_name()
+        artifact(f"{name}_fx", lambda: fx_text(gm))
         eager = settings.run_eagerly or settings.tensor_dump
         engine = None if eager else self._engine_of(gm, inputs, static, name)
         graph = AclConcreteGraph(gm, name, settings, static, engine, self._training, self.config)
@@ -228,11 +233,13 @@ def convert(
     gm: fx.GraphModule, inputs: Sequence[Any], settings: Settings, static: frozenset[int], name: str
 ) -> Conversion:
     """The GE graph of an FX graph after the FX passes."""
-    conversion = GraphConverter(
+    converter = GraphConverter(
         gm, name, infer, fold_views=settings.enable_view_optimize,
         strict=settings.strict_converters, static_args=static,
         record_modules=settings.record_modules,
-    ).run(*inputs)  # fmt: skip
+    )  # fmt: skip
+    with stage("convert", name):
+        conversion = converter.run(*inputs)
     generic = conversion.generic
     if generic:
         logger.info("%s: %s operators without converter: %s", name, len(generic), generic)

@@ -23,19 +23,22 @@ from torchair.log import (
 )
 from torchair.process import world
 from torchair.store import atomic_write
+from torchair.structured import current_compile_id, stage, within
 
 T = TypeVar("T")
 
 
 class Stopwatch:
-    """Calls stages one after the other, and knows how long each took."""
+    """Calls the stages of a graph one after the other, and knows how long each took."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: str) -> None:
+        self._graph = graph
         self.microseconds: list[float] = []
 
-    def __call__(self, stage: Callable[..., T], *arguments: Any) -> T:
+    def __call__(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
         start = time.perf_counter()
-        result = stage(*arguments)
+        with stage(name, self._graph):
+            result = function(*arguments)
         self.microseconds.append((time.perf_counter() - start) * 1e6)
         return result
 
@@ -72,6 +75,11 @@ class Trace:
 
     def __post_init__(self) -> None:
         self._count = itertools.count()
+        self._compile_id = current_compile_id()
+
+    def within(self) -> AbstractContextManager[Any]:
+        """A block that belongs to the compilation this trace was made in."""
+        return within(self._compile_id)
 
     def write(self, what: str, kind: str, text: str) -> None:
         """One numbered file of this phase, `NNN_aot_<phase>_<what>.<kind>`."""

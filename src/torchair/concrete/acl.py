@@ -32,6 +32,7 @@ from torchair.log import logger, tell
 from torchair.passes import FxContext, PassRunner, Whole
 from torchair.serde import dump_name, write_graph
 from torchair.store import atomic_write
+from torchair.structured import artifact
 from torchair.trace import Trace
 
 
@@ -74,6 +75,7 @@ class AclConcreteGraph(ConcreteGraph):
         tell(4, lambda: fx_text(self.forward))
         self._load(device_of(given).with_results_on(devices_of_results(self.forward)))
         trace.show_program(self.name, self.codegen)
+        artifact(f"{self.name}_capture", self.codegen)
 
     def _load(self, device: Device) -> None:
         on_device = device.name != "cpu"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import abc
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torchair.log import logger, tell
 from torchair.passes import PassRunner
 from torchair.process import Steps
 from torchair.serde import dump_name, render, write_graph
+from torchair.structured import artifact, stage
 from torchair.trace import Trace
 
 
@@ -92,8 +94,10 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         kind = self._settings.graph_dump_type or "pbtxt"
         if trace.writes:
             trace.write("original_ge_graph", kind, render(self.graph, kind, original=True).decode())
+        artifact(f"{self.graph.name}_ge_original", lambda: _program(self.graph, original=True))
         shown = ge_kind(lambda g: render(g, kind).decode(), kind)
-        PassRunner(shown, self._settings, trace).run(GE_PASSES, self.graph, self.state)
+        with stage("ge_passes", self.graph.name):
+            PassRunner(shown, self._settings, trace).run(GE_PASSES, self.graph, self.state)
         on_device = "torch_npu" in sys.modules
         note_interface(self.graph, ExecutorType.NPU if on_device else ExecutorType.CPU)
         if trace.writes:
@@ -116,9 +120,9 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         """Show the graph as it runs, and leave figures where Dynamo keeps its own."""
         from torch._dynamo.utils import counters
 
-        def program() -> str:
-            return render(self.graph, "py").decode()
-
+        program = partial(_program, self.graph)
+        with self.session.trace.within():
+            artifact(f"{self.graph.name}_ge_optimized", program)
         Trace().show_program(f"{self.graph.name} in the engine", program)
         tell(4, program)
         kind = self._settings.graph_dump_type
@@ -137,6 +141,11 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
 
     def dump(self, path: str) -> None:
         write_graph(self.graph, path, path.rpartition(".")[2])
+
+
+def _program(graph: Graph, original: bool = False) -> str:
+    """A graph as the program that builds it."""
+    return render(graph, "py", original=original).decode()
 
 
 # ---- gears: plans that are made before they are needed ----

@@ -28,6 +28,7 @@ from torchair.codegen.kept import kept
 from torchair.codegen.target import BrokenKernels, Target
 from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
+from torchair.engine.inspect.texts import kernels_text, plan_text
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.options import UNIT_FUSION, EngineOptions, warn_unknown
@@ -44,6 +45,7 @@ from torchair.engine.units.native_units import NativeUnits
 from torchair.ge.graph import Graph
 from torchair.log import native_logger, warn_once
 from torchair.passes import PassRunner
+from torchair.structured import artifact
 from torchair.trace import Stopwatch, Trace
 
 if TYPE_CHECKING:
@@ -164,13 +166,14 @@ class GraphCompiler:
         """Something that runs for inputs like these, of which `given` was read. Units whose kernels
         cannot be generated or compiled are planned again, node by node."""
         while True:
-            watch = Stopwatch()
-            plan = watch(self.plan, inputs, given)
+            watch = Stopwatch(self.graph.name)
+            plan = watch("plan", self.plan, inputs, given)
+            new = not isinstance(plan, Member) or not plan.family.built
             try:
                 with kept(self._options.keep):
-                    watch(self.generate, plan)
-                    watch(self.build, plan)
-                    made = watch(bind, plan)
+                    watch("generate", self.generate, plan)
+                    watch("build", self.build, plan)
+                    made = watch("bind", bind, plan)
             except BrokenKernels as e:
                 if self.units is None or not self.units.forbid(plan.natives, e):
                     raise
@@ -178,7 +181,20 @@ class GraphCompiler:
                 continue
             stages = "graph %s: plan %dus, kernel text %dus, kernels compiled %dus, bound %dus"
             native_logger.event(stages, self.graph.name, *watch.microseconds)
+            if new:
+                self._show(plan)
             return made
+
+    def _show(self, plan: Plan | Member) -> None:
+        """Leave a plan that is new, or the first of a family, in the structured trace."""
+        name = self.graph.name
+
+        def whole() -> Plan:
+            return plan.plan() if isinstance(plan, Member) else plan
+
+        artifact(f"{name}_plan", lambda: plan_text(name, whole()))
+        if plan.natives:
+            artifact(f"{name}_kernels", lambda: kernels_text(plan.natives))
 
     def plan(self, inputs: Sequence[torch.Tensor], given: Sequence[int]) -> Plan | Member:
         """Steps and memory for these sizes: as in a plan made before if that can be, else from the

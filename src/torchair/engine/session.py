@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -43,7 +42,7 @@ from torchair.ge.rewrite import verify
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import InputSource
 from torchair.log import logger, native_logger
-from torchair.trace import Trace, label
+from torchair.trace import Stopwatch, Trace, label
 
 _PLAN_BYTES = 1 << 30  # that plans of one dynamic graph may weigh together
 
@@ -166,16 +165,14 @@ class TorchNpuGraph:
         check_outputs(results[: len(results) - len(self._state.assigned)], self._expected)
         device = self._device
         _check_device(device)
-        with label("TorchNpuGraphBase::Compile"):
-            start = time.perf_counter()
+        with label("TorchNpuGraphBase::Compile"), self.trace.within():
+            watch = Stopwatch(self.name)
             made = GraphCompiler(self.graph, self._state, self._options, device, self._layouts)
-            made.optimize(self.trace, as_it_is=self._finished or self._dump is not None)
-            optimized = time.perf_counter()
-            self._take(made, inputs, True)
-            native_logger.event(
-                "graph %s: passes %dus, fusion %dus",
-                self.name, (optimized - start) * 1e6, (time.perf_counter() - optimized) * 1e6,
-            )  # fmt: skip
+            as_it_is = self._finished or self._dump is not None
+            watch("engine_passes", made.optimize, self.trace, as_it_is)
+            watch("fuse", self._take, made, inputs, True)
+            stages = "graph %s: passes %dus, fusion %dus"
+            native_logger.event(stages, self.name, *watch.microseconds)
             native_logger.info("graph %s compiled, %s nodes", self.name, len(self.graph))
             if self._options.statistics != "0":
                 units = made.units.fusion.units if made.units is not None else []
@@ -442,7 +439,8 @@ class TorchNpuGraph:
         bind: Callable[[Plan | Member], Bound],
     ) -> Bound:
         """A program for inputs like these, and a note of the weights that it has copies of."""
-        made = self._compiled.program(inputs, given, bind)
+        with self.trace.within():
+            made = self._compiled.program(inputs, given, bind)
         if self.held is not None and self.units is not None:
             copied, data = self.units.copied, self.inputs.data
             self.held.note_copies([i for i in self.held.tensors if data[i] in copied])
