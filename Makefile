@@ -1,5 +1,5 @@
-# Everything a developer does here; `make` alone lists it. Only `setup`, `timm`, `serve`
-# and `llama-cpp` need a network.
+# Everything a developer does here; `make` alone lists it. Only `setup`, `timm`, `trainers`,
+# `serve` and `llama-cpp` need a network.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench conformance fuzz generate hardship timm serve llama-cpp test-cuda test-browser clean
+.PHONY: help setup demo test lint bench conformance fuzz generate hardship timm trainers serve llama-cpp test-cuda test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,13 @@ timm: setup  ## models of timm: right in both modes, then against eager; about a
 	$(PY) -m pytest tests/test_timm.py -n $(WORKERS) --dist worksteal -m timm
 	$(PY) bench/timm.py
 
+trainers:  ## HF Trainer, accelerate, Lightning, diffusers, sentence-transformers, PEFT against eager, in a virtual environment of its own
+	test -x $(VENV)-trainers/bin/python || $(PYTHON) -m venv $(VENV)-trainers
+	$(VENV)-trainers/bin/python -m pip install --disable-pip-version-check torch==2.13.0
+	$(VENV)-trainers/bin/python -m pip install --disable-pip-version-check -e ".[test,trainers]"
+	$(VENV)-trainers/bin/python -m pytest tests/test_trainers.py tests/test_generate.py
+	$(VENV)-trainers/bin/python examples/trainers.py
+
 generate: setup  ## `generate` of eight architectures, also with another transformers: TRANSFORMERS=folder
 	PYTHONPATH=$(TRANSFORMERS) $(PY) tests/generate_matrix.py
 
@@ -101,6 +108,6 @@ test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtua
 	TORCHAIR_TEST_DEVICE=cuda PYTHONPATH=src $(PYTHON) -m pytest tests/test_lower_elementwise.py tests/test_lower_index.py tests/test_lower_norm.py tests/test_conformance.py -k "not threads and not narrow"
 
 clean:  ## remove everything that can be made again, .venv included
-	rm -rf $(VENV) build dist src/*.egg-info torch_compile_debug .torchair_cache
+	rm -rf $(VENV) $(VENV)-trainers build dist src/*.egg-info torch_compile_debug .torchair_cache
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -3,6 +3,7 @@
     python examples/chat.py                                  a conversation with a random model
     python examples/chat.py --model DIR                      with a checkpoint that lies in a folder
     python examples/chat.py --compare                        eager, inductor and ours on one prompt
+    python examples/chat.py --cache static                   `generate` itself compiles decoding
 
 A random model has no words, so its tokens are printed as numbers. Needs `transformers`.
 """
@@ -100,12 +101,20 @@ def loaded(options: argparse.Namespace) -> tuple[Any, Any]:
     return model, transformers.AutoTokenizer.from_pretrained(options.model)
 
 
-def compile_for(model: Any, words: Any, way: str) -> float:
-    """Have `generate` call the compiled model. Two texts get it warm: the second length of a prompt
-    makes sizes symbols. Returns the seconds that took."""
+def compile_for(model: Any, words: Any, way: str, cache: str = "growing") -> float:
+    """Have `generate` call the compiled model, or compile it itself where the cache is static. Two
+    texts get it warm: the second length of a prompt makes sizes symbols. Returns the seconds that
+    took."""
     torch._dynamo.reset()
     model.__dict__.pop("forward", None)
-    if way != "eager":
+    model.generation_config.cache_implementation = "static" if cache == "static" else None
+    model.generation_config.compile_config = None
+    model.generation_config.disable_compile = cache != "static" or way == "eager"
+    if cache == "static" and way != "eager":
+        config = transformers.CompileConfig(backend=way, mode="default")
+        config._compile_all_devices = True  # without it transformers compiles for CUDA only
+        model.generation_config.compile_config = config
+    elif way != "eager":
         model.forward = torch.compile(model.forward, backend=way)
     start = time.perf_counter()
     for extra in ("", " Please."):
@@ -120,7 +129,7 @@ def answer(model: Any, words: Any, history: list[int], tokens: int, silent: bool
     model.generation_config.pad_token_id = 0
     made = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
-        do_sample=False, streamer=stream, disable_compile=True,
+        do_sample=False, streamer=stream,
     )  # fmt: skip
     history[:] = made[0].tolist()
     return stream
@@ -135,7 +144,7 @@ def compare(model: Any, words: Any, options: argparse.Namespace) -> None:
             console.print("inductor: not measured, there is no C++ compiler")
             continue
         with console.status(f"{way}: compiling"):
-            compiling = compile_for(model, words, way)
+            compiling = compile_for(model, words, way, options.cache)
         with console.status(f"{way}: generating"):
             texts = [words.encode(ASKED) for _ in range(3)]
             streams = [answer(model, words, text, options.tokens, True) for text in texts]
@@ -149,7 +158,7 @@ def compare(model: Any, words: Any, options: argparse.Namespace) -> None:
 def converse(model: Any, words: Any, options: argparse.Namespace) -> None:
     """A loop of questions and answers, until the input ends."""
     with console.status(f"preparing {options.backend}"):
-        compile_for(model, words, options.backend)
+        compile_for(model, words, options.backend, options.cache)
     history: list[int] = []
     asked = iter(options.prompt or [])
     while True:
@@ -174,6 +183,7 @@ def main() -> None:
     parser.add_argument("--size", default="tiny", choices=SIZES, help="of a random model")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--backend", default="torchair", choices=WAYS)
+    parser.add_argument("--cache", default="growing", choices=("growing", "static"))
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--prompt", action="append", help="say this instead of asking")
     parser.add_argument("--compare", action="store_true", help="time all backends")

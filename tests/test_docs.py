@@ -95,6 +95,7 @@ def test_readme_example_runs(tmp_path):
         ("deploy.md", "deploy.py"),
         ("export.md", "export.py"),
         ("report.md", "report.py"),
+        ("trainers.md", "trainers.py"),
         ("tuning.md", "tuning.py"),
     ],
 )

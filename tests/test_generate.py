@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from transformers import CompileConfig
 
 from generate_matrix import NAMES, VOCAB, Counting, built, outcomes
 
@@ -40,3 +43,26 @@ def test_prompts_of_other_lengths_need_one_compilation_more() -> None:
         assert torch.equal(*texts)
         counts.append(counting.count)
     assert counts == [3, 4, 4]
+
+
+@pytest.mark.parametrize(("all_devices", "compilations"), [(True, 1), (None, 0)])
+def test_generate_compiles_on_the_cpu_only_when_it_is_told_to(all_devices, compilations) -> None:
+    torch._dynamo.reset()
+    model, compiled = built("llama", num_hidden_layers=1), []
+
+    def counting(module: Any, inputs: Any) -> Any:  # a function: transformers copies its config
+        compiled.append(module)
+        return Counting("torchair")(module, inputs)
+
+    config = CompileConfig(backend=counting, mode="default")
+    config._compile_all_devices = all_devices
+    prompt = torch.randint(3, VOCAB, (2, 5))
+    texts = [
+        model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=6, do_sample=False,
+            cache_implementation="static", **options,
+        )
+        for options in ({"disable_compile": True}, {"compile_config": config})
+    ]  # fmt: skip
+    assert torch.equal(*texts)
+    assert len(compiled) == compilations
