@@ -46,6 +46,7 @@ from torchair.codegen.loops import (
 )
 from torchair.codegen.numbers import Book, Word
 from torchair.codegen.pieces import pieces
+from torchair.codegen.text.memory import masked_load
 from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter, Machine
 
@@ -520,14 +521,7 @@ def test_point(machine: Machine, columns: int) -> None:
         lanes = ", ".join(f"i64 {k}" for k in range(machine.lanes))
         mask = w(f"icmp slt {w.vector('i64')} <{lanes}>, {left}")
         place = w.offset(w.pointer(0), "float", w.add(w.mul(r.index, str(columns)), c.index))
-        vector = w.vector("float")
-        x = w.call(
-            vector,
-            f"llvm.masked.load.v{machine.lanes}f32.p0",
-            ("ptr", f"align 4 {place}"),
-            (w.vector("i1"), mask),
-            (vector, "zeroinitializer"),
-        )
+        x = masked_load(w, "float", place, mask, machine.lanes, 4)
         emit_point(w, stores, [r.index, c.index], 1, [x], mask)
     memory = [noise(rows * columns, "f32"), noise(columns, "f32", 1), noise(rows, "f32", 2)]
     memory += [noise(rows * columns, "f32", 3), noise(rows * columns, "bf16", 4)]

@@ -56,14 +56,6 @@ def key_of(*parts: str) -> str:
     return made.hexdigest()
 
 
-def llvm_version() -> str:
-    """Who generates code."""
-    import llvmlite
-    import llvmlite.binding as llvm
-
-    return f"{llvmlite.__version__} {llvm.llvm_version_info}"
-
-
 class KernelStore:
     """One folder of entries. Any number of processes may use it at once."""
 

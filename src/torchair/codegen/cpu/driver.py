@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.cpu.jit import Library
+from torchair.codegen.llvm import binding
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import Machine
 
@@ -265,8 +266,7 @@ def entry_point(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defi
 def bind_threads() -> bool:
     """Make the thread pool that torch computes with known to the JIT; False if there is none, and
     then programs run on one thread."""
-    import llvmlite.binding as llvm
-
+    llvm = binding()
     llvm.add_symbol(_FORKED, ctypes.addressof(_forked))
     symbols = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     for path in _loaded_pools():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from torchair.codegen import kept
+from torchair.codegen.llvm import binding, parse, version
 from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.codegen.text.writer import Machine
 
@@ -24,8 +25,7 @@ from torchair.codegen.text.writer import Machine
 @cache
 def host() -> Machine:
     """The machine we run on."""
-    import llvmlite.binding as llvm
-
+    llvm = binding()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     found = llvm.get_host_cpu_features()
@@ -151,8 +151,6 @@ def module_text(kernels: Iterable[Kernel], machine: Machine) -> str:
 
 def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
     """The object code of kernels, one by one, so that each is found again whatever is beside it."""
-    import llvmlite.binding as llvm
-
     store = kept.in_use()
     made: list[bytes] = []
     target = None
@@ -162,7 +160,7 @@ def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
         code = None if store is None else store.get(key)
         if code is None:
             target = target or _target_machine(machine)
-            code = target.emit_object(llvm.parse_assembly(text))
+            code = target.emit_object(parse(text))
             if store is not None:
                 store.put(key, code)
         made.append(code)
@@ -171,15 +169,13 @@ def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
 
 def assembly(kernel: Kernel, machine: Machine) -> str:
     """The code of a kernel in the language of the processor."""
-    import llvmlite.binding as llvm
-
-    module = llvm.parse_assembly(module_text([kernel], machine), llvm.create_context())
+    module = parse(module_text([kernel], machine))
     return str(_target_machine(machine).emit_assembly(module))
 
 
 def made_with(machine: Machine) -> tuple[str, ...]:
     """What code follows from beside its text."""
-    return kept.llvm_version(), str(_LEVEL), machine.arch, machine.name, machine.features
+    return version(), str(_LEVEL), machine.arch, machine.name, machine.features
 
 
 def key_of(kernel: Kernel, machine: Machine) -> str:
@@ -194,18 +190,15 @@ def _key(text: str, machine: Machine) -> str:
 def _target_machine(machine: Machine) -> Any:
     """What generates code. The middle end of LLVM is skipped: vectors are explicit, and code
     generation alone gives the same speed in a third of the time."""
-    import llvmlite.binding as llvm
-
     host()  # initialises LLVM
-    return llvm.Target.from_default_triple().create_target_machine(
+    return binding().Target.from_default_triple().create_target_machine(
         cpu=machine.name, features=machine.features, opt=_LEVEL, jit=True
     )
 
 
 def _engine(objects: Iterable[bytes], machine: Machine) -> Any:
     """An execution engine with some object code."""
-    import llvmlite.binding as llvm
-
+    llvm = binding()
     backend = _target_machine(machine)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), backend)
     for code in objects:

@@ -18,6 +18,7 @@ import torch
 
 from torchair.codegen import kept
 from torchair.codegen.cuda.jit import Entry, Gpu, gpu, module_text, ptx
+from torchair.codegen.llvm import version
 
 _REGISTERS, _LOCAL, _DYNAMIC_SHARED = 4, 3, 8  # numbers of function attributes
 _CLUSTER, _EARLY = 4, 6  # numbers of launch attributes
@@ -131,7 +132,7 @@ def image(entry: Entry, gpu: Gpu, device: str, store: kept.KernelStore | None) -
     """What the driver loads: machine code, kept for this driver, or PTX, kept for any."""
     if store is None:
         return _text(ptx([entry], gpu))
-    made_from = (kept.llvm_version(), gpu.name, gpu.features, module_text([entry]))
+    made_from = (version(), gpu.name, gpu.features, module_text([entry]))
     key = kept.key_of("cubin", _driver_version(), device, *made_from)
     code = store.get(key)
     if code is not None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.llvm import binding, parse
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import Machine
 
@@ -68,7 +69,6 @@ def gpu(index: int) -> Gpu:
 
 
 _TRIPLE = "nvptx64-nvidia-cuda"
-_LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
 _REGISTER = "llvm.nvvm.read.ptx.sreg"
 SHARED, MOST_SHARED = 48 * 1024, 227 * 1024
 """Bytes of shared memory that a block has, and that it can ask for."""
@@ -114,10 +114,13 @@ class Entry:
                 f"mine{k}:", run, "  ret void", f"next{k}:",
                 f"  %b{k + 1} = sub i64 %b{k}, %k{k}.blocks",
             ]  # fmt: skip
-        asked = {"maxntid": self.block, "minctasm": self.resident}
-        notes = " ".join(f'"nvvm.{k}"="{n}"' for k, n in asked.items() if n)
-        head = f"define ptx_kernel void @{self.name}({', '.join(parameters)}) {notes} {{"
+        head = f"define ptx_kernel void @{self.name}({', '.join(parameters)}) {{"
         return "\n".join([head, *lines, "}\n"])
+
+    def annotations(self) -> list[str]:
+        """What the driver is told about the function, as LLVM's metadata."""
+        told = {"maxntidx": self.block, "minctasm": self.resident}
+        return [f'!{{ptr @{self.name}, !"{key}", i32 {n}}}' for key, n in told.items() if n]
 
 
 def module_text(entries: Sequence[Entry]) -> str:
@@ -125,21 +128,22 @@ def module_text(entries: Sequence[Entry]) -> str:
     kernels = {k.entry: k for e in entries for k in e.kernels}
     declared = {f"declare i32 @{_REGISTER}.ctaid.x()"}
     declared |= {d for k in kernels.values() for d in k.declarations}
-    head = [f'target triple = "{_TRIPLE}"', f'target datalayout = "{_LAYOUT}"']
+    head = f'target triple = "{_TRIPLE}"'
     parts = [*(k.text for k in kernels.values()), *(e.text() for e in entries)]
-    return "\n".join([*head, *sorted(declared), *parts])
+    notes = list(enumerate(note for e in entries for note in e.annotations()))
+    named = f"!nvvm.annotations = !{{{', '.join(f'!{i}' for i, _ in notes)}}}"
+    return "\n".join([head, *sorted(declared), *parts, named, *(f"!{i} = {n}" for i, n in notes)])
 
 
 def ptx(entries: Sequence[Entry], gpu: Gpu) -> str:
     """What the driver takes. LLVM puts kernels into their entries and generates code; nothing else
     of its middle end runs, since vectors are explicit."""
-    import llvmlite.binding as llvm
-
+    llvm = binding()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    module = llvm.parse_assembly(module_text(entries), llvm.create_context())
-    module.verify()
+    module = parse(module_text(entries))
     machine = _machine(llvm, gpu)
+    module.data_layout = str(machine.target_data)  # versions of LLVM have different ones
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
     passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))

@@ -15,6 +15,7 @@ from torchair.codegen.cuda.gemv import forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
 from torchair.codegen.cuda.tiles import B, packs_of
+from torchair.codegen.llvm import binding
 from torchair.codegen.requests import Attention, Joint, Loops, Product, Request
 
 TYPES = ("f32", "bf16", "f16")
@@ -58,7 +59,7 @@ class CudaTarget:
     def available(self) -> str | None:
         """The driver, a device or LLVM may be missing."""
         try:
-            import llvmlite  # noqa: F401
+            binding()
         except ImportError as e:
             return str(e)
         return available()

@@ -72,7 +72,7 @@ class GpuWriter(KernelWriter):
 
     def barrier(self) -> None:
         """Wait for all threads of the block; what they wrote to shared memory is there then."""
-        self.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
+        self.call("void", "llvm.nvvm.barrier0")
 
     def meet(self) -> None:
         """The same for all threads of the warp."""

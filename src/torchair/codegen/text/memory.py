@@ -55,8 +55,8 @@ def load_vector(
 def masked_load(w: Writer, element: str, pointer: str, mask: str, lanes: int, align: int) -> str:
     """Elements of an LLVM type under a mask; the others are zero, their memory is not touched."""
     name, t = f"llvm.masked.load.{_suffix(element, lanes)}.p0", f"<{lanes} x {element}>"
-    masks = (f"<{lanes} x i1>", mask)
-    return w.call(t, name, ("ptr", f"align {align} {pointer}"), masks, (t, "zeroinitializer"))
+    given = ("ptr", pointer), ("i32", str(align)), (f"<{lanes} x i1>", mask)
+    return w.call(t, name, *given, (t, "zeroinitializer"))
 
 
 def store_vector(
@@ -82,17 +82,18 @@ def masked_store(
 ) -> None:
     """Write elements of an LLVM type under a mask."""
     name, masks = f"llvm.masked.store.{_suffix(element, lanes)}.p0", (f"<{lanes} x i1>", mask)
-    given = (f"<{lanes} x {element}>", value), ("ptr", f"align {align} {pointer}")
+    given = (f"<{lanes} x {element}>", value), ("ptr", pointer), ("i32", str(align))
     w.call("void", name, *given, masks)
 
 
 def _apart(
     w: Writer, dtype: Element, pointer: str, index: tuple[str, str], lanes: int, mask: str | None
-) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Addresses at (type, vector) of distances from one, and which of them count."""
+) -> tuple[tuple[str, str], ...]:
+    """Addresses at (type, vector) of distances from one, their alignment, and which of them
+    count."""
     places = w(f"getelementptr {memory_element(dtype)}, ptr {pointer}, {index[0]} {index[1]}")
     counted = (f"<{lanes} x i1>", mask or "splat (i1 true)")
-    return (f"<{lanes} x ptr>", f"align {BYTES[dtype]} {places}"), counted
+    return (f"<{lanes} x ptr>", places), ("i32", str(BYTES[dtype])), counted
 
 
 def gather(

@@ -107,11 +107,9 @@ class Numbers:
     def _bytes(self, w: Writer, a: str, b: str, total: str) -> str:
         kind = self.totals
         if self.dot:
-            fours = f"<{BYTES_AT_ONCE * self.lanes} x i8>"
-            factors = (b, a) if self.swapped else (a, b)
-            a, b = (w(f"bitcast {kind} {x} to {fours}") for x in factors)
+            a, b = (b, a) if self.swapped else (a, b)
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
-            return w.call(kind, name, (kind, total), (fours, a), (fours, b))
+            return w.call(kind, name, (kind, total), (kind, a), (kind, b))
         for byte in range(BYTES_AT_ONCE):
             x, y = (part_of(w, cells, 8, byte) for cells in (a, b))
             total = (wide(w, "i32", total) + x * y).name

@@ -1,0 +1,67 @@
+"""LLVM, as `llvmlite` brings it along: which versions we take, and modules made from text.
+
+Text is written in the form of the oldest LLVM that we take. Newer ones upgrade it while they parse:
+masked loads and stores with their alignment as an operand, byte products over 32-bit lanes, notes
+on GPU kernels as metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+OLDEST = (0, 47)
+"""The first llvmlite whose LLVM (20) takes our text. numba 0.65 wants this one or an older one."""
+
+
+@cache
+def binding() -> Any:
+    """`llvmlite.binding`; an ImportError if it is missing or too old."""
+    import llvmlite
+
+    if release(llvmlite.__version__) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ImportError(
+            f"llvmlite {llvmlite.__version__} is too old for native code: torchair needs "
+            f"llvmlite {oldest} or newer (pip install 'llvmlite>={oldest}')"
+        )
+    import llvmlite.binding
+
+    return llvmlite.binding
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+
+
+def version() -> str:
+    """Who generates code."""
+    import llvmlite
+
+    return f"{llvmlite.__version__} {binding().llvm_version_info}"
+
+
+def parse(text: str) -> Any:
+    """A module that LLVM has verified; a RuntimeError says what is wrong with the text.
+
+    Generating code from a module that breaks LLVM's rules ends the process in an assertion, and so
+    does linking a function that is nowhere. So nothing reaches a code generator unverified. The
+    context is llvmlite's own, which lives as long as the process: one that the garbage collector
+    frees before its module ends the process as well. llvmlite lets one thread in at a time, numba's
+    included.
+    """
+    module = binding().parse_assembly(text)
+    module.verify()
+    unknown = [f.name for f in module.functions if _unknown(f)]
+    if unknown:
+        raise RuntimeError(f"LLVM of llvmlite {version()} does not know {', '.join(unknown)}")
+    return module
+
+
+def _unknown(function: Any) -> bool:
+    """Whether a function is declared as an intrinsic and is none: LLVM gives attributes to those
+    that it knows."""
+    intrinsic = function.is_declaration and function.name.startswith("llvm.")
+    return intrinsic and next(iter(function.attributes), None) is None
