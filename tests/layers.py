@@ -49,6 +49,8 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.codegen.cpu.target", "torchair.codegen.cpu.generators"): "no text, no generators",
     ("torchair.deploy.cached", "torchair.deploy.storing"): "loads the engine, to write a file",
     ("torchair.deploy.compiled", "torchair.deploy.tracing"): "loads AOTAutograd",
+    ("torchair.deploy.compiled", "torchair.deploy.exported"): "loads Dynamo, for torch.export",
+    ("torchair.deploy.load", "torchair.deploy.exported"): "likewise",
     ("torchair.npugraph_ex.backend", "torchair.deploy.cached"): "loads the engine",
     ("torchair.deploy.stored", "torchair.capture.graph"): "for modes that capture",
     ("torchair.deploy.stored", "torchair.deploy.runnable"): "loads the engine, for a graph",

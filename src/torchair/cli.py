@@ -19,6 +19,7 @@ from torchair.codegen.numbers import Element
 from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, merge, read
 from torchair.configs.compiler_config import OPTION_ALIASES, OPTIONS, CompilerConfig, public_path
 from torchair.convert.registry import TableLine, lines
+from torchair.deploy import commands as deployment
 from torchair.deploy.load import add_run_air_options, run_air
 from torchair.emulate import launcher
 from torchair.engine.inspect.check import check_graph
@@ -430,6 +431,10 @@ _COMMANDS = {
     "compare": Command("two data dumps, matched by FX names", _compare, _compare_options),
     "run": Command("run a script, with an emulated npu", launcher.run, launcher.add_options),
     "run-air": Command("run a model file on arrays", run_air, add_run_air_options),
+    "export": Command(
+        "write a program of torch.export as a model file",
+        deployment.export, deployment.add_export_options,
+    ),
     "cache": Command("kernels that are kept on disk", _cache, _cache_options),
     "tune": Command("results of tuning: show files, or merge them", _tune, _tune_options),
     "env": Command("versions and hardware, for bug reports", _env),

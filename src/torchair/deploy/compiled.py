@@ -7,10 +7,11 @@ through it. A compiled model is called as the model is, and finds the version.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 from torch.autograd import profiler
@@ -26,6 +27,8 @@ from torchair.log import warn_once
 from torchair.trace import start_debug_log
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from torchair.engine.session import GraphSummary, TorchNpuGraph
 
 
@@ -244,7 +247,7 @@ _VERSIONS = 64  # that one compiled model may have
 
 
 def compile(
-    model: Callable[..., Any], example_inputs: Any, *,
+    model: Callable[..., Any] | ExportedProgram, example_inputs: Any = (), *,
     example_kwargs: Mapping[str, Any] | None = None, config: CompilerConfig | None = None,
     mode: str | None = None, dynamic: Dynamic = False, on_mismatch: OnMismatch = "error",
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
@@ -254,20 +257,37 @@ def compile(
     `example_inputs` are the positional arguments of a call. With `dynamic=True` all dims of tensors
     may vary, `dynamic={"x": [0]}` names them. A call that does not fit what was compiled is an
     error, or compiled anew with `on_mismatch="recompile"`.
+
+    A program of `torch.export` has its inputs and sizes that vary with it: it is all that is given.
     """
     if on_mismatch not in ("error", "recompile"):
         raise ValueError(f"on_mismatch is 'error' or 'recompile', not {on_mismatch!r}")
     start_debug_log()
     known = config_in(mode, config)
     warn_about(known)
+    if is_exported(model):
+        from torchair.deploy.exported import compile_program
+
+        if dynamic is not False:
+            raise ValueError("the dims that vary are those of the export; leave `dynamic` out")
+        return compile_program(model, known, custom_decompositions)
     args = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
     made = CompiledModel(model, known, dynamic, on_mismatch, dict(custom_decompositions or {}))
     made.add(args, dict(example_kwargs or {}))
     return made
 
 
+def is_exported(model: Any) -> TypeGuard[ExportedProgram]:
+    """Whether a model is a program of `torch.export`, which is not imported for the question."""
+    known = sys.modules.get("torch.export.exported_program")
+    return known is not None and isinstance(model, known.ExportedProgram)
+
+
 class CompiledModel:
     """A compiled model: called as the model is. What else it is asked for, the model answers."""
+
+    from_two = True
+    """Whether graphs with sizes that vary are for sizes from 2 on; else for any, where they can."""
 
     def __init__(
         self, model: Callable[..., Any], config: CompilerConfig, dynamic: Dynamic,
@@ -312,7 +332,7 @@ class CompiledModel:
 
         traced = trace(
             call, homes, shape.leaves, shape.labels, partial(dynamic_dims, self._dynamic),
-            self._config, self._decompositions,
+            self._config, self._decompositions, self.from_two,
         )  # fmt: skip
         for k in traced.unread:
             if all(h.loose for h in homes[k]):  # nobody need look at it any more

@@ -71,7 +71,7 @@ def dynamo_export(
     torch._dynamo.reset()
     get_npu_backend(compiler_config=config)  # for what it warns of
     twin, args, kwargs, copied = _copied(model, args, kwargs)
-    export = _Export(config, model, file, name, rank, _leaves(model, args, kwargs), copied)
+    export = _Export(config, model, file, name, rank, call_leaves(model, args, kwargs), copied)
     compiled = torch.compile(twin, backend=export, fullgraph=True, dynamic=dynamic)
     try:
         with torch.no_grad():
@@ -131,7 +131,7 @@ def _configure(config: CompilerConfig, model: torch.nn.Module, folder: str, name
     config.experimental_config.keep_inference_input_mutations = True
 
 
-def _leaves(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[Keys, tuple[int, Any]]:
+def call_leaves(model: torch.nn.Module, args: Any, kwargs: Any) -> dict[Keys, tuple[int, Any]]:
     """Paths to all that a call hands in, numbered in the order of `forward`'s parameters."""
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     bound |= bound.pop("kwargs", {})
@@ -176,7 +176,7 @@ class _Export:
                     hint="export it with tensors that do not overlap",
                 )
             names = [""] * (len(metas) - len(sources)) + sources
-            call = _call_of(runner.runner)
+            call = file_call(runner.runner)
 
             def collect(*args: Any) -> None:
                 self._ready = partial(self._write, call, args, metas, names)
@@ -234,12 +234,7 @@ class _Export:
         if self._rank is not None:
             folder = folder / f"rank_{self._rank}"
         private_dir(folder)
-        total = to_message(call.graph, payloads=False).ByteSize()
-        total += sum(package.payload(n).nbytes for n in package.weight_nodes)
-        if total <= MOST_INSIDE:
-            package.put_inside()
-        else:
-            _write_files(package.put_beside(folder))
+        put_weights(package, folder)
         places = [i for i in range(len(args)) if i not in weights and i not in sizes]
         if len(call.signature.results) != len(self._marks):
             nesting = None  # results of the graph are not those that Dynamo sees
@@ -291,7 +286,8 @@ class _Export:
         atomic_write(self._file.parent / "numa_config.json", _json(numa(range(world))))
 
 
-def _call_of(runner: Any) -> GraphCall:
+def file_call(runner: Any) -> GraphCall:
+    """The graph in the engine that a file can hold, behind what runs it."""
     call = engine_graph(runner)
     if call is not None and call.graph.objects:
         found = ", ".join(call.graph.objects)
@@ -339,6 +335,16 @@ def _path(source: str, parameters: Sequence[str]) -> Keys:
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def put_weights(package: Package, folder: Path) -> None:
+    """Put the weights into the graph, or into files of a folder where they are too large."""
+    total = to_message(package.graph, payloads=False).ByteSize()
+    total += sum(package.payload(n).nbytes for n in package.weight_nodes)
+    if total <= MOST_INSIDE:
+        package.put_inside()
+    else:
+        _write_files(package.put_beside(folder))
 
 
 def _write_files(files: Mapping[Path, torch.Tensor]) -> None:

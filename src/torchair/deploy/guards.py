@@ -201,7 +201,22 @@ class ValueSpec:
         return repr(self.value), shown
 
 
-Spec = Expected | ValueSpec
+@dataclass(frozen=True)
+class NumberSpec:
+    """An integer that may vary; `symbol` is its name in conditions."""
+
+    name: str
+    symbol: str
+
+    def problem(self, given: Any, sizes: dict[str, int]) -> tuple[str, str] | None:
+        """As for tensors."""
+        if type(given) is not int:
+            return "an integer", "a tensor" if isinstance(given, torch.Tensor) else repr(given)
+        known = sizes.setdefault(self.symbol, given)
+        return None if known == given else (f"{self.symbol}={known}", repr(given))
+
+
+Spec = Expected | ValueSpec | NumberSpec
 
 
 class Guards:
@@ -211,7 +226,7 @@ class Guards:
         """`conditions` are texts over the named sizes."""
         self.specs = tuple(specs)
         self.conditions = tuple(Condition(text) for text in conditions)
-        named = {d for s in self.specs if isinstance(s, Expected) for d in s.dims}
+        named = {d for s in self.specs for d in _named(s)}
         for c in self.conditions:
             if not c.names <= named:
                 raise ValueError(f"a condition names sizes that no argument has: {c.text}")
@@ -240,7 +255,7 @@ class Guards:
                 strides = tuple(ANY if s is None else s for s in spec.strides_for(t.shape))
                 found.append(TensorLike(k, t, tuple(t.shape), strides))
             else:
-                found.append(Same(k, spec.value))
+                found.append(Same(k, spec.value if isinstance(spec, ValueSpec) else t))
         return found
 
     def mismatch(self, args: Sequence[Any]) -> InputError | None:
@@ -267,8 +282,9 @@ class Guards:
         return None
 
     def _where(self, name: str) -> str:
-        spec = next(s for s in self.specs if isinstance(s, Expected) and name in s.dims)
-        return f"dim {spec.dims.index(name)} of {spec.name}"
+        spec = next(s for s in self.specs if name in _named(s))
+        dim = f"dim {spec.dims.index(name)} of " if isinstance(spec, Expected) else ""
+        return f"{dim}{spec.name}"
 
     def to_data(self) -> dict[str, Any]:
         """Numbers and texts that `from_data` makes the same guards of."""
@@ -288,8 +304,15 @@ class Guards:
         return cls(specs, conditions)
 
 
+def _named(spec: Spec) -> tuple[int | str, ...]:
+    """Sizes that conditions may be on."""
+    if isinstance(spec, NumberSpec):
+        return (spec.symbol,)
+    return spec.dims if isinstance(spec, Expected) else ()
+
+
 def _spec_of(data: dict[str, Any]) -> Spec:
-    kinds: dict[str, Any] = {c.__name__: c for c in (Expected, ValueSpec)}
+    kinds: dict[str, Any] = {c.__name__: c for c in (Expected, ValueSpec, NumberSpec)}
     kind = kinds[data.pop("kind")]
     spec: Spec = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
     if isinstance(spec, Expected):
@@ -343,3 +366,5 @@ class Traced:
     """Arguments of the graph that a call updates: tensors of the model come first."""
     unread: frozenset[int] = frozenset()
     """Tensors of the model that the graph does not read, by their number."""
+    graph: GmRunner | None = None
+    """The graph, whatever is left to do around it."""

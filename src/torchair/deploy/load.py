@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from torchair.deploy import package
+from torchair.deploy.guards import Guards, ValueSpec
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
@@ -32,6 +33,10 @@ from torchair.serde.codec import read_elements
 from torchair.serde.convention import Convention, from_text
 from torchair.store import FilePath, atomic_write, npy_bytes
 
+if TYPE_CHECKING:
+    from torchair.deploy.exported import CompiledProgram
+
+_ARCHIVE = b"PK\x03\x04"  # first bytes of a zip archive
 _LARGE = 4096  # constants of so many bytes are weights, whoever wrote the file
 _FORBIDDEN = ("aten::from_file",)  # torch operators that reach beyond their arguments
 
@@ -62,7 +67,9 @@ class Loaded:
         self._run, self._call = run, call
         self.inputs = _inputs(run.graph, call)
         self.outputs = _outputs(run.graph, call.convention, names, self.inputs)
-        self.parameters = list(dict.fromkeys(str(p[0]) for p in call.paths))
+        self._checked = _Checked.of(call.guards)
+        paths = call.paths if self._checked is None else self._checked.paths
+        self.parameters = list(dict.fromkeys(str(p[0]) for p in paths))
         """Names of the arguments of a call, in order."""
         self._build = None
         if call.nesting is not None:
@@ -71,6 +78,8 @@ class Loaded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = self._named(args, kwargs)
+        if self._checked is not None:
+            self._checked.check(given)
         results = self.flat([_reach(given, path) for path in self._call.paths])
         if self._build is not None:
             return self._build(results, given)
@@ -91,17 +100,75 @@ class Loaded:
         return f"<model {self.path.name}({', '.join(map(str, self.inputs))})>"
 
 
+class _Checked:
+    """What a file says of the arguments of its calls."""
+
+    def __init__(self, guards: Guards, paths: Sequence[tuple[str | int, ...]]) -> None:
+        self._guards, self.paths = guards, paths
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any] | None) -> _Checked | None:
+        """From the note of a file; SerializationError where it is damaged."""
+        if data is None:
+            return None
+        try:
+            guards, paths = Guards.from_data(data), [tuple(p) for p in data["paths"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SerializationError(f"its guards are damaged: {error}") from error
+        right = len(paths) == len(guards.specs) and all(p and isinstance(p[0], str) for p in paths)
+        if not right:
+            raise SerializationError("its guards are not those of its arguments")
+        return cls(guards, paths)
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """InputError where arguments are not those that the model was exported for. One that is a
+        constant of the export may be left out."""
+        flat: list[Any] = []
+        for spec, path in zip(self._guards.specs, self.paths, strict=True):
+            if isinstance(spec, ValueSpec) and path[0] not in given:
+                flat.append(spec.value)
+            else:
+                flat.append(_reach(given, path))
+        if not self._guards.check(flat):
+            error = self._guards.mismatch(flat)
+            assert error is not None
+            raise error
+
+
 def load(
     path: FilePath, *, device: str | torch.device = "cpu", frozen_parameter: bool = False,
-    check: bool = False, options: Mapping[str, str] | None = None,
-) -> Loaded:  # fmt: skip
-    """The model of a `.air` file as a function of tensors on `device`.
+    check: bool = False, options: Mapping[str, str] | None = None, trust: bool = False,
+) -> Loaded | CompiledProgram:  # fmt: skip
+    """The model of a `.air` file, or of a `.pt2` file of `torch.export.save`, as a function of
+    tensors on `device`.
 
     Weights are tensors over the mapped file, on the CPU. `frozen_parameter` packs them for faster
     kernels, in memory of their own. `check` reads all weights once and compares their checksums.
-    SerializationError if the file is damaged or of another kind.
+    SerializationError if the file is damaged or of another kind. Reading a `.pt2` file can run
+    code: one that others may have written to is refused unless you `trust` it.
     """
     place = _device_name(device)
+    if _is_archive(path):
+        from torchair.deploy.exported import load_program
+
+        return load_program(path, place, frozen_parameter, trust)
+    return load_air(path, place, frozen_parameter, check, options)
+
+
+def _is_archive(path: FilePath) -> bool:
+    """Whether a file is an archive, as those of `torch.export.save` are."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_ARCHIVE)) == _ARCHIVE
+    except OSError:
+        return False  # the reader of files tells why
+
+
+def load_air(
+    path: FilePath, place: str = "cpu", frozen_parameter: bool = False, check: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> Loaded:  # fmt: skip
+    """The model of a `.air` file."""
     graph = read_air(path, infer)
     try:
         if check:
@@ -169,7 +236,7 @@ def _call_of(graph: Graph, device: str) -> package.PackagedCall:
         made = package.PackagedCall(
             from_text(found["convention"]), [str(n) for n in found["names"]],
             [tuple(p) for p in found["paths"]], [(int(a), int(d)) for a, d in found["sizes"]],
-            [str(n) for n in found["states"]], found.get("nesting"),
+            [str(n) for n in found["states"]], found.get("nesting"), found.get("guards"),
         )  # fmt: skip
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, SerializationError):
@@ -366,10 +433,13 @@ def add_run_air_options(parser: argparse.ArgumentParser) -> None:
 def run_air(options: argparse.Namespace) -> int:
     """What the command does; its exit status."""
     try:
-        model = load(
-            options.model, device=options.device, frozen_parameter=options.frozen,
-            check=options.check,
-        )  # fmt: skip
+        if _is_archive(options.model):
+            raise SerializationError(
+                "this is a program of torch.export", file=options.model,
+                hint=f"torchair export {options.model} -o model.air makes a model file of it",
+            )  # fmt: skip
+        place = _device_name(options.device)
+        model = load_air(options.model, place, options.frozen, options.check)
         for word, ports in (("input", model.inputs), ("result", model.outputs)):
             for k, port in enumerate(ports):
                 print(f"{word} {k}: {port}")

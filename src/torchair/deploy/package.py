@@ -156,6 +156,8 @@ class PackagedCall:
     states: list[str] = field(default_factory=list)
     nesting: Any = None
     """How results are nested, as `outline` tells it; None for a tensor or a tuple of all."""
+    guards: dict[str, Any] | None = None
+    """What calls must be: `Guards.to_data`, and `paths` to what it is about."""
 
     def text(self) -> str:
         """The note that goes into the file."""
@@ -268,10 +270,10 @@ class Package:
 
     def finish(
         self, arguments: Sequence[FileArgument], sizes: Mapping[int, tuple[int, int]],
-        nesting: Any = None,
+        nesting: Any = None, guards: dict[str, Any] | None = None,
     ) -> PackagedCall:  # fmt: skip
         """Updated inputs become RefData, inputs are numbered: Data first. `sizes` are arguments
-        that are dims of others: (argument, dim)."""
+        that are dims of others: (argument, dim). `guards` are those of PackagedCall."""
         states = self._refer()
         self._name_inputs(arguments)
         self._number()
@@ -280,6 +282,7 @@ class Package:
         found = PackagedCall(
             self._convention(places), [a.name for a in arguments], [a.path for a in arguments],
             [(places[a], dim) for a, dim in sizes.values()], list(states.values()), nesting,
+            guards,
         )  # fmt: skip
         self.graph.sort()
         for node in self.graph.nodes:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental import symbolic_shapes as shapes
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
@@ -94,9 +95,10 @@ def trace(
     call: Callable[[Sequence[Any]], Any], homes: Sequence[Sequence[Home]], leaves: Sequence[Any],
     labels: Sequence[str], dynamic: Callable[[str, torch.Tensor], Sequence[int]],
     config: CompilerConfig, decompositions: Mapping[Any, Callable[..., Any]],
+    from_two: bool = True,
 ) -> Traced:  # fmt: skip
     """Trace `call`, a function of leaves, and compile it for inference. `dynamic` tells which dims
-    of an argument may vary."""
+    of an argument may vary: sizes `from_two` on, or any, as far as the model can be traced so."""
     tensors = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
     for k, v in enumerate(leaves):
         if k not in tensors and not isinstance(v, bool | int | float | str | type(None)):
@@ -105,7 +107,7 @@ def trace(
                 "None can be compared at each call, and tuples, lists and dicts of them",
                 hint="pass the tensors that it holds, or register it with torch.utils._pytree",
             )
-    env = shapes.ShapeEnv()
+    env = shapes.ShapeEnv(specialize_zero_one=from_two)
     fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     weights = [places[0].read() for places in homes]
     given = [_fake(fake_mode, t, ()) for t in weights]
@@ -144,6 +146,7 @@ def trace(
     return Traced(
         seen["runner"] if bare else None, wrapped, specs, _conditions(env, specs), tensors,
         flat.spec, flat.constants, written, seen["unread"] & fixed if bare else frozenset(),
+        seen["runner"],
     )  # fmt: skip
 
 
@@ -181,7 +184,11 @@ def _compiled(
 
     keep = config.experimental_config.keep_inference_input_mutations
     context = tracing(TracingContext(fake_mode))
-    with kept_whole(), context, torch.no_grad(), _compiling(), traced_collectives():
+    assert fake_mode.shape_env is not None
+    from_zero = not fake_mode.shape_env.specialize_zero_one
+    switches: Any = shapes_config
+    sizes = switches.patch(backed_size_oblivious=from_zero)
+    with sizes, kept_whole(), context, torch.no_grad(), _compiling(), traced_collectives():
         try:
             return aot_module_simplified(
                 flat, list(given), fw_compiler=backend, inference_compiler=backend,
