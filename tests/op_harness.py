@@ -31,6 +31,9 @@ TOLERANCE = {
     torch.float32: dict(rtol=1e-5, atol=1e-5),
     torch.float16: dict(rtol=2e-3, atol=2e-3),
     torch.bfloat16: dict(rtol=2e-2, atol=2e-2),
+    torch.float8_e4m3fn: dict(rtol=0.0, atol=0.0),
+    torch.float8_e5m2: dict(rtol=0.0, atol=0.0),
+    torch.float8_e8m0fnu: dict(rtol=0.0, atol=0.0),
 }
 
 

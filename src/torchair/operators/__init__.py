@@ -27,7 +27,7 @@ __all__ = [
 
 FAMILIES = (
     "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
-    "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce", "scatter", "shape",
+    "gated", "generic", "index", "loss", "norm", "npu_forms", "pool", "quant", "reduce", "scatter", "shape",
     "slicing",
 )  # fmt: skip
 

@@ -16,10 +16,13 @@ __all__ = ["FAMILIES", "NpuOperator", "PACKAGE", "define", "operators", "real_pa
 PACKAGE = "torch_npu"
 FAMILIES = (
     "activation",
+    "experts",
     "fusion_attention",
     "infer_operators",
     "matmul",
+    "mx",
     "quant",
+    "routing",
     "rows",
 )
 """Modules with a list `OPERATORS`, one a line."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchair.ops.npu.forms import Form
 from torchair.ops.streams import call_plainly
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
@@ -31,6 +32,7 @@ class NpuOperator:
 
     `gradient` is there where the real operator has one. `pure` is the operator that an in-place
     one becomes when a graph is made functional: the same arguments, a new tensor as result.
+    `form` says which GE operator it is where that is a matter of names; others have a converter.
     """
 
     schema: str
@@ -38,6 +40,7 @@ class NpuOperator:
     fake: Callable[..., Any]
     gradient: Gradient | None = None
     pure: str | None = None
+    form: Form | None = None
 
     @property
     def name(self) -> str:
@@ -50,14 +53,15 @@ class NpuOperators(list[NpuOperator]):
 
     def add(
         self, schema: str, fake: Callable[..., Any] | None = None,
-        gradient: Gradient | None = None, pure: str | None = None,
+        gradient: Gradient | None = None, pure: str | None = None, form: Form | None = None,
     ) -> Callable[[_Kernel], _Kernel]:  # fmt: skip
         """One more, whose kernel is the function below. Without `fake` that is run to know the
         results on tensors without data, too; tracing an operator takes several times as long then.
+        With a `form` the fake kernel is also the shape rule of the GE operator.
         """
 
         def enter(kernel: _Kernel) -> _Kernel:
-            self.append(NpuOperator(schema, kernel, fake or kernel, gradient, pure))
+            self.append(NpuOperator(schema, kernel, fake or kernel, gradient, pure, form))
             return kernel
 
         return enter
@@ -128,8 +132,10 @@ _BY_CODE: dict[int, torch.dtype] = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64,
     5: torch.float16, 6: torch.float32, 7: torch.float64, 11: torch.bool, 12: torch.qint8,
     13: torch.quint8, 14: torch.qint32, 15: torch.bfloat16, 16: torch.quint4x2,
-    23: torch.float8_e5m2, 24: torch.float8_e4m3fn,
-    258: torch.int8, 285: torch.quint4x2, 291: torch.float8_e5m2, 292: torch.float8_e4m3fn,
+    23: torch.float8_e5m2, 24: torch.float8_e4m3fn, 44: torch.float8_e8m0fnu,
+    256: torch.float32, 257: torch.float16, 258: torch.int8, 259: torch.int32, 260: torch.uint8,
+    265: torch.int64, 283: torch.bfloat16, 285: torch.quint4x2, 291: torch.float8_e5m2,
+    292: torch.float8_e4m3fn, 293: torch.float8_e8m0fnu,
 }  # fmt: skip
 """Types by number: torch's own numbers, and from 256 on those of GE."""
 

@@ -1,0 +1,92 @@
+"""How an operator of the `npu` library appears in a GE graph, as data: converters and the meaning of
+the GE operator are both made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+GE_TYPES = 256
+"""A type number from here on is GE's number plus this."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The GE operator that a torch operator becomes.
+
+    Inputs and attributes of the GE operator are the arguments of the same name; `names` has those
+    with another name, by the name that GE has. `types` are attributes that name a type: torch_npu
+    has other numbers for them. `fixed` attributes are always the same. A number that has no place
+    in GE is a private attribute of the node; for a tensor without one the generic node takes the
+    call. `unused` arguments have no effect on values.
+    """
+
+    type: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    types: Sequence[str] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    unused: Sequence[str] = ()
+    collective: bool = False  # talks to other processes
+
+    @staticmethod
+    def private(name: str) -> str:
+        """The attribute that holds an argument which GE does not have."""
+        return f"_argument_{name}"
+
+    def argument(self, name: str) -> str:
+        """The argument of the torch operator behind a name of GE."""
+        return self.names.get(name, name)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A tensor as far as its type and dims are known; dims may be expressions.
+
+    Has what fake kernels ask of a tensor, so that they are shape rules of GE operators too. These
+    may compute with dims, and not compare them.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+
+    def new_empty(self, dims: Sequence[Any], dtype: torch.dtype | None = None) -> Outline:
+        """A result of other dims."""
+        return Outline(tuple(dims), dtype or self.dtype)
+
+    def dim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two sizes; TypeError if one is an expression that nobody can compare."""
+    traced = isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt)
+    return torch.sym_min(a, b) if traced else min(a, b)
+
+
+class Call:
+    """Arguments of an operator by name, and the call with them."""
+
+    def __init__(self, schema: str) -> None:
+        self._text = schema
+
+    @cached_property
+    def arguments(self) -> list[Any]:
+        """What the schema says of each argument."""
+        return list(torch._C.parse_schema(f"npu::{self._text}").arguments)
+
+    def run(self, function: Any, given: Mapping[str, Any]) -> Any:
+        """Call a kernel; arguments that are not given have their default."""
+        places: list[Any] = []
+        named: dict[str, Any] = {}
+        for argument in self.arguments:
+            value = given.get(argument.name, argument.default_value)
+            if argument.kwarg_only:
+                named[argument.name] = value
+            else:
+                places.append(value)
+        return function(*places, **named)
