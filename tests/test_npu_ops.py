@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from npu_attention_cases import CASES as ATTENTION
 from npu_attention_cases import CK, CV, K2, ONE, Q2, V2, K, Q, V, bsh, each_batch
 from npu_cases import CASES, HALF, Case, npu, randint, randn
 from op_harness import check, convert
+from test_npu_page import MODULES
 from torchair.convert import registered
 from torchair.emulate.facade import operators
 from torchair.operators import row_of
@@ -190,7 +192,8 @@ def test_conversion(case):
 
 
 def test_every_converter_is_executed():
-    calls = [*ALL, *(Case(n, fn, args, fn) for n, (fn, args) in INPLACE.items()), *AIR, *BACKWARD]
+    calls = [case for module in MODULES for case in import_module(module).CASES]
+    calls += [*(Case(n, fn, args, fn) for n, (fn, args) in INPLACE.items()), *AIR, *BACKWARD]
     seen: set[str] = set()
     for c in calls:
         traced = torch.fx.experimental.proxy_tensor.make_fx(c.call, tracing_mode="fake")(*c.inputs)

@@ -15,6 +15,8 @@ from torchair.ops import npu
 MODULES = (
     "npu_cases",
     "npu_attention_cases",
+    "npu_expert_cases",
+    "npu_mx_cases",
 )
 """Modules of the tests that have a list `CASES` of calls beside what they should give."""
 

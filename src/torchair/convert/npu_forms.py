@@ -49,9 +49,12 @@ def _attributes(operator: str, form: Form, proto: Prototype, given: dict[str, An
     return attrs
 
 
-def _unplaced(form: Form, proto: Prototype, call: Call, given: Mapping[str, Any]) -> dict[str, Attr]:
+def _unplaced(
+    form: Form, proto: Prototype, call: Call, given: Mapping[str, Any]
+) -> dict[str, Attr]:
     """Private attributes for what the GE operator has no place for; Decline tensors."""
-    placed = {form.argument(x.name) for x in (*proto.inputs, *proto.attrs)} | {*form.unused}
+    names = [*(p.name for p in proto.inputs), *(a.name for a in proto.attrs)]
+    placed = {*map(form.argument, names), *form.unused}
     found = {}
     for argument in call.arguments:
         value = given.get(argument.name)

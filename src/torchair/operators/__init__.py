@@ -27,8 +27,8 @@ __all__ = [
 
 FAMILIES = (
     "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
-    "gated", "generic", "index", "loss", "norm", "npu_forms", "pool", "quant", "reduce", "scatter", "shape",
-    "slicing",
+    "gated", "generic", "index", "loss", "norm", "npu_forms", "pool", "quant", "reduce",
+    "scatter", "shape", "slicing",
 )  # fmt: skip
 
 for _family in FAMILIES:

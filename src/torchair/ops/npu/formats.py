@@ -8,6 +8,7 @@ byte, the first in its lower half. A shared scale (E8M0) is the byte of an expon
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -170,7 +171,7 @@ def _hifloat8_steps() -> tuple[tuple[float, ...], tuple[int, ...]]:
     be the number after the largest one counts as infinity."""
     finite = sorted((hifloat8_value(b), b) for b in range(128) if b != HIFLOAT8_INF)
     values = [v for v, _ in finite] + [1.5 * HIFLOAT8.largest]
-    middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(values)]
     return tuple(middles), (*(b for _, b in finite), HIFLOAT8_INF)
 
 

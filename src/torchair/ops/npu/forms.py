@@ -1,5 +1,5 @@
-"""How an operator of the `npu` library appears in a GE graph, as data: converters and the meaning of
-the GE operator are both made of it."""
+"""How an operator of the `npu` library appears in a GE graph, as data: converters and the meaning
+of the GE operator are both made of it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Quantisation by blocks: shared scales that are powers of two (MX), and float32 scales of tiles.
 
 Values of a block are divided by its scale and rounded to a narrow format. Scales of MX blocks are
-bytes of exponents, in pairs: a dim of `n` values has ceil(n / 64) pairs of them, along a last dim of
-size 2.
+bytes of exponents, in pairs: a dim of `n` values has ceil(n / 64) pairs of them, along a last dim
+of size 2.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -263,7 +264,7 @@ def _dual_level_quant(
 def _starts(ends: Tensor) -> list[tuple[int, int]]:
     """Begin and end of each group, from where they end."""
     numbers = [0, *ends.tolist()]
-    return list(zip(numbers, numbers[1:], strict=False))
+    return list(itertools.pairwise(numbers))
 
 
 def _fake_grouped(
