@@ -1,5 +1,6 @@
 """What holds for all tests: kernels are kept in a folder of this run, not in the user's cache;
-drawn numbers are the same in every run (new ones are the business of test_fuzz.py).
+drawn numbers are the same in every run (new ones are the business of test_fuzz.py); fallbacks that
+are failures are errors, unless a test asks for `fallbacks_allowed`.
 
 Programs that tests start without our variables find the cache home of this run."""
 
@@ -20,6 +21,7 @@ _MINE = "TORCHAIR_TESTS_CACHE"  # workers of one run share the folder of the pro
 _first = _MINE not in os.environ
 if _first:
     os.environ[_MINE] = tempfile.mkdtemp(prefix="torchair-tests-")
+os.environ.setdefault("TORCHAIR_STRICT", "1")  # a fallback that is a failure is an error
 os.environ["TORCHAIR_CACHE_DIR"] = os.environ["XDG_CACHE_HOME"] = os.environ[_MINE]
 
 
@@ -40,6 +42,12 @@ def _warnings_are_new() -> None:
     """What a process is told once, each test is told."""
     if "torchair.log" in sys.modules:
         sys.modules["torchair.log"]._warned.clear()
+
+
+@pytest.fixture
+def fallbacks_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that provoke fallbacks."""
+    monkeypatch.setenv("TORCHAIR_STRICT", "0")
 
 
 @pytest.fixture

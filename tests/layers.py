@@ -21,7 +21,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     3: ("codegen", "ge"),
     2: ("ops", "passes"),
     1: ("configs", "tools", "trace"),
-    0: ("store", "structured"),
+    0: ("fallbacks", "store", "structured"),
     -1: ("errors", "log"),
     -2: ("flags", "process"),
 }
@@ -105,7 +105,7 @@ SPECIFIED_API: frozenset[str] = frozenset(
 )
 
 # Ours, without a counterpart in the original.
-OWN_API: frozenset[str] = frozenset({"compile", "explain", "load", "verify"})
+OWN_API: frozenset[str] = frozenset({"compile", "explain", "load", "verify", "weights_changed"})
 
 # Exactly what `torchair.__all__` holds today.
 PUBLIC_API: frozenset[str] = frozenset(
@@ -124,6 +124,7 @@ PUBLIC_API: frozenset[str] = frozenset(
         "register_replacement",
         "use_internal_format_weight",
         "verify",
+        "weights_changed",
     }
 )
 

@@ -268,8 +268,8 @@ def test_fresh_config(config: CompilerConfig) -> None:
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
     # 71 of the original, the hidden directory of the summary, strict_converters, native_code,
     # kernel_cache and tuned_kernels, three that only npugraph_ex had, four of capture that are
-    # ours, and the timeline and the report.
-    assert len(list(leaves(config))) == 71 + 1 + 4 + 3 + 4 + 2 + 1
+    # ours, the timeline and the report, and strict.
+    assert len(list(leaves(config))) == 71 + 1 + 4 + 3 + 4 + 2 + 1 + 1
 
 
 def test_assignment_keeps_the_option_object(config: CompilerConfig) -> None:
@@ -949,6 +949,7 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "fx_summary_type": None,
         "fx_summary_path": ".",
         "fx_summary_skip_compile": True,
+        "strict": False,
         "run_eagerly": False,
         "frozen_parameter": False,
         "enable_view_optimize": True,

@@ -229,8 +229,7 @@ def test_samples_are_inside_of_a_tensor() -> None:
         assert held.same([view])
         if view.numel():
             view.data.mul_(1.5)
-            expected = view.numel() * view.element_size() < 4
-            assert bool(held.same([view])) is expected
+            assert not held.same([view])
 
 
 def test_memory_that_the_host_cannot_read_is_held_by_its_version() -> None:

@@ -296,6 +296,7 @@ def test_small_buffers_of_dynamic_graphs_are_apart() -> None:
     torch.testing.assert_close(call(x), fn(x))
 
 
+@pytest.mark.usefixtures("fallbacks_allowed")
 def test_without_llvm_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu(), "available", lambda: "no LLVM here")
     x, call = torch.randn(4, 8), compiled(lambda x: x.exp() + 1)
@@ -342,6 +343,7 @@ def test_one_filter_with_two_normalisations_is_packed_twice() -> None:
         torch.testing.assert_close(got, model(x, y), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("fallbacks_allowed")
 def test_a_generator_that_fails_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any, unit: Any, *args: Any) -> Any:
         raise ValueError("this generator has a fault")
@@ -355,6 +357,7 @@ def test_a_generator_that_fails_is_named_once(monkeypatch: pytest.MonkeyPatch) -
     assert len([w for w in said if "native" in str(w.message)]) == 1
 
 
+@pytest.mark.usefixtures("fallbacks_allowed")
 def test_a_kernel_that_llvm_refuses_runs_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Any, kernels: Any) -> None:
         raise RuntimeError("refused")

@@ -318,6 +318,7 @@ def test_only_wanted_parameters_get_gradients() -> None:
 # ---- what happens when something fails
 
 
+@pytest.mark.usefixtures("fallbacks_allowed")
 def test_one_unit_without_code_leaves_the_others_native(monkeypatch: pytest.MonkeyPatch) -> None:
     real = CpuTarget.generate
 

@@ -286,6 +286,7 @@ def test_an_interruption_keeps_what_was_found(
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("fallbacks_allowed")
 def test_what_cannot_be_measured_runs_as_ever(
     tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def test_views_of_values_in_other_layouts():
     assert report, str(report)
 
 
+@pytest.mark.usefixtures("fallbacks_allowed")
 def test_what_cannot_be_checked_is_not_right(monkeypatch):
     def fail(*args: Any) -> bool:
         raise ValueError("no eager here\nfor more see")

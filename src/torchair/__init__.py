@@ -6,7 +6,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from torchair import legacy, ops
+from torchair import fallbacks, legacy, ops
 from torchair.backend import get_compiler, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.log import logger
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchair.deploy.export import dynamo_export
     from torchair.deploy.formats import npu_format_cast_via_cpu, use_internal_format_weight
     from torchair.deploy.load import load
+    from torchair.deploy.weights import weights_changed
     from torchair.explanation.api import explain
     from torchair.fx.passes.user import register_replacement
     from torchair.ops.hcom import patch_for_hcom
@@ -27,6 +28,7 @@ __all__ = [
     "CompilerConfig", "compile", "dynamo_export", "explain", "get_compiler", "get_npu_backend",
     "load", "logger", "npu_format_cast_via_cpu", "patch_for_hcom",
     "register_fx_node_ge_converter", "register_replacement", "use_internal_format_weight", "verify",
+    "weights_changed",
 ]  # fmt: skip
 
 _LAZY = {
@@ -43,6 +45,7 @@ _LAZY = {
     "inference": "torchair.inference",
     "llm_datadist": "torchair.llm_datadist",
     "verify": "torchair.verification.api",
+    "weights_changed": "torchair.deploy.weights",
 }
 
 
@@ -65,9 +68,11 @@ def _offer_reports(runner: Any) -> None:
 
 
 legacy.install()
-when_imported(
-    {"torch.distributed._functional_collectives": _teach_dynamo, "torchair.runner": _offer_reports}
-)
+when_imported({
+    "torch.distributed._functional_collectives": _teach_dynamo,
+    "torch._dynamo.utils": fallbacks.hand_over,
+    "torchair.runner": _offer_reports,
+})  # fmt: skip
 _ = ops
 
 

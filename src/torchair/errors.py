@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
-from torchair.process import world
+from torchair.process import has_interpreter_lock, world
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,6 +138,26 @@ class MissingHostValue(TorchairError, RuntimeError):
     LABELS = {"value": "value"}
 
 
+class FallbackError(TorchairError, RuntimeError):
+    """A fallback that ``config.debug.strict`` does not allow; ``kind`` is the counter of it."""
+
+    LABELS = {"kind": "kind", "lost": "what would be lost"}
+
+
+class InterpreterError(TorchairError, RuntimeError):
+    """This Python runs threads without a global interpreter lock, which everything here needs."""
+
+
+def check_interpreter() -> None:
+    """Refuse a Python without a global interpreter lock."""
+    if not has_interpreter_lock():
+        raise InterpreterError(
+            "torchair needs a Python with a global interpreter lock: plans, packed weights and "
+            "native checks of arguments rely on it",
+            hint="use the usual build of Python, or set PYTHON_GIL=1",
+        )
+
+
 def did_you_mean(name: object, names: Iterable[str]) -> str:
     """A question about the likeliest of ``names``, with a blank before it; empty without one."""
     from difflib import get_close_matches
@@ -181,7 +201,7 @@ def _rebuilt(error: Exception) -> Exception | None:
         setattr(replacement, _MARK, True)
         # Constructors are free to drop or reinterpret what they get: only the outcome tells.
         return replacement if code_line in str(replacement) else None
-    except Exception:
+    except Exception:  # then it is raised as it is
         return None
 
 

@@ -62,7 +62,8 @@ def _of(variable: str, default: Any = None, parse: Callable[..., Any] = _given) 
 @dataclass(frozen=True)
 class Flags:
     """One frozen look at the environment; take it with :meth:`read`. Beside these there are
-    :func:`poisoning`, and :func:`debug_level`, which is ``debug`` alone.
+    :func:`poisoning`, :func:`strict_by_environment`, :func:`layout_probes`, and
+    :func:`debug_level`, which is ``debug`` alone.
 
     Each debug level includes the ones before it:
 
@@ -117,3 +118,16 @@ def poisoning() -> bool:
     """Whether ``TORCHAIR_POISON`` is set: memory is filled before each run. Asked alone, since each
     program that is bound asks it."""
     return _switch("TORCHAIR_POISON", os.environ.get("TORCHAIR_POISON", ""), False)
+
+
+def strict_by_environment() -> bool:
+    """Whether ``TORCHAIR_STRICT`` is set: fallbacks are errors in all graphs. Asked alone, where a
+    fallback is taken."""
+    return _switch("TORCHAIR_STRICT", os.environ.get("TORCHAIR_STRICT", ""), False)
+
+
+def layout_probes() -> bool | None:
+    """``TORCHAIR_LAYOUT_PROBES``: whether native code may read objects of Python and torch. None
+    leaves it to the table of tested versions. Asked alone, for tests that change it."""
+    text = os.environ.get("TORCHAIR_LAYOUT_PROBES", "")
+    return _switch("TORCHAIR_LAYOUT_PROBES", text, False) if text.strip() else None

@@ -38,12 +38,16 @@ _THREAD = threading.get_native_id()  # of the importing thread: one id for all l
 _warned: set[tuple[type[Warning], str]] = set()
 
 
-def warn_once(text: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-    """Issue a Python warning unless this process has had it. Python's own memory of that does not
-    last: it is lost whenever somebody changes filters, as torch does while it compiles."""
-    if (category, text) not in _warned:
+def warn_once(
+    text: str, category: type[Warning] = UserWarning, stacklevel: int = 1, key: str | None = None
+) -> None:
+    """Issue a Python warning unless this process has had it, or another of the same ``key``.
+    Python's own memory of that does not last: it is lost whenever somebody changes filters, as
+    torch does while it compiles."""
+    known = (category, text if key is None else key)
+    if known not in _warned:
         warnings.warn(text, category, stacklevel=stacklevel + 1)
-        _warned.add((category, text))
+        _warned.add(known)
 
 
 def tell(level: int, text: str | Callable[[], str]) -> None:

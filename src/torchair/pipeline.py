@@ -36,7 +36,8 @@ from torchair.convert import Conversion, GraphConverter
 from torchair.convert.registry import find, summary_csv
 from torchair.convert.results import join_views, return_views_of_arguments
 from torchair.devices import device_of
-from torchair.errors import ConversionError, pretty_error_msg
+from torchair.errors import ConversionError, check_interpreter, pretty_error_msg
+from torchair.fallbacks import Fallback, note, strictness
 from torchair.fx.dump import dumping, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
@@ -78,12 +79,14 @@ class NpuFxCompiler:
 
     @pretty_error_msg
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
+        check_interpreter()
         settings = Settings.of(self.config)
         trace = self._trace if self._trace is not None else Trace()
         observers, keep_changes = onlookers.of(settings.report_path)
         if keep_changes:
             trace.changes = []
-        with no_garbage_collection(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
+        quiet, strict = no_garbage_collection(), strictness(settings.strict)
+        with quiet, strict, unset_fake_temporarily(), torch._C.DisableTorchFunction():
             made = self._compile(gm, example_inputs, settings, trace)
             runner = GmRunner(made, trace)
             static, inputs = self._static_arguments(trace), list(example_inputs)
@@ -178,7 +181,7 @@ class NpuFxCompiler:
         try:
             conversion = convert(own_copy(gm), inputs, settings, static, name)
         except ConversionError as e:
-            logger.warning("%s is recorded call by call: %s", name, e)
+            note(Fallback.RECORDED_CALLS, f"{name} is recorded call by call", e)
             return None
         graph = GeConcreteGraph(conversion, settings, device_of(inputs))
         graph.optimize_graph_without_runtime(*inputs)
@@ -241,8 +244,8 @@ def convert(
     with stage("convert", name):
         conversion = converter.run(*inputs)
     generic = conversion.generic
-    if generic:
-        logger.info("%s: %s operators without converter: %s", name, len(generic), generic)
+    for target, count in generic.items():
+        note(Fallback.GENERIC_NODE, f"{name}: {count} x {target} without a converter")
     tell(1, f"torchair {name}: {len(conversion.graph)} nodes, {sum(generic.values())} generic")
     tell(4, lambda: render(conversion.graph, "py", original=True).decode())
     return conversion

@@ -63,6 +63,11 @@ class _AfterImport(MetaPathFinder, Loader):
 # ---- which of several processes this is, and what it runs on
 
 
+def has_interpreter_lock() -> bool:
+    """Whether one thread at a time runs Python code, as all of this package takes for granted."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
 def world() -> tuple[int, int] | None:
     """How many processes work together, and the number of this one; None where it is alone. Looked
     up, not imported: without torch.distributed there is only this one."""

@@ -134,7 +134,7 @@ class FixedRecording(base.PooledRecording):
         if packed is not None:
             place = {k: self._graph.state.inputs[k].args[0] for k in packed.tensors}
             tensors = {place[k]: t for k, t in packed.tensors.items()}
-            self.held = Held(tensors, count, [place[k] for k in packed.copied])
+            self.held = Held(tensors, count, [place[k] for k in packed.copied], packed.contents)
 
     def renew(self, args: Sequence[Any]) -> bool:
         if self.held is None or self.held.same(args):

@@ -29,6 +29,7 @@ from torchair.configs.compiler_config import Settings
 from torchair.devices import Device
 from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
+from torchair.fallbacks import Fallback, note
 from torchair.log import logger, npugraph_ex_logger, speaking
 from torchair.trace import label
 
@@ -336,7 +337,7 @@ class AclGraph:
             "cache of fixed size), or set debug.aclgraph.evict_captures."
         )
         warnings.warn(text, UserWarning, stacklevel=4)
-        logger.warning("%s", text)
+        note(Fallback.CAPTURE_LIMIT, text)
         self._fall_back()
         return False
 
@@ -346,6 +347,7 @@ class AclGraph:
         if not self.options.fallback:
             raise error
         warnings.warn(f"{self.name} runs without capture: {error}", UserWarning, stacklevel=5)
+        note(Fallback.CAPTURE, f"{self.name} runs without capture", error)
         self._fall_back()
 
     def _fall_back(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from torchair.capture.base import ArgumentKinds
-from torchair.codegen.cpu.driver import Known, test_of
+from torchair.codegen.cpu.identity import Known, test_of
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.run.held import Held
 from torchair.engine.run.native import picker, same_as
@@ -136,7 +136,7 @@ def _at_the_same_places(
     pick = picker(positions)
     if len(positions) > _FEW and cpu().available() is None:
         tensors = [Known(i, args[i], args[i].data_ptr()) for i in positions]
-        made = test_of(cpu().library, len(args), tensors, ())
+        made = test_of(cpu().library, len(args), tensors)
         if made is not None:
             return made[0]
     places = list(map(torch.Tensor.data_ptr, pick(args)))

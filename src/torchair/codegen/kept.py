@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from torchair.fallbacks import Fallback, note
 from torchair.flags import Flags
-from torchair.log import logger
 from torchair.store import atomic_write, private_dir
 
 LIMIT = 1 << 30
@@ -191,7 +191,7 @@ class KernelStore:
         return self._readable
 
     def _warn(self, text: str) -> None:
-        logger.warning("kernel cache: %s", text)
+        note(Fallback.CACHE_FILE, f"kernel cache: {text}")
         if not self._told:
             self._told = True
             warnings.warn(f"kernel cache: {text}")

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from torchair.codegen.target import Way
-from torchair.log import logger
+from torchair.fallbacks import Fallback, note
 
 NAME = "torchair_tuned.sqlite"
 """Name of the file in a folder for it."""
@@ -198,7 +198,7 @@ _told: set[str] = set()
 
 def _warn(text: str) -> None:
     """Say it once."""
-    logger.warning("tuning: %s", text)
+    note(Fallback.CACHE_FILE, f"tuning: {text}")
     if text not in _told:
         _told.add(text)
         warnings.warn(f"tuning: {text}", UserWarning, stacklevel=3)

@@ -306,6 +306,7 @@ class Settings:
     fx_summary_skip_compile: bool = _at("debug.fx_summary.skip_compile")
     report_path: str | None = _at("debug.report._path")
     run_eagerly: bool = _at("debug.run_eagerly")
+    strict: bool = _at("debug.strict")  # fallbacks are errors
 
     frozen_parameter: bool = _at("experimental_config.frozen_parameter")
     enable_view_optimize: bool = _at("experimental_config.enable_view_optimize")

@@ -21,6 +21,10 @@ from torchair.process import world
 _DIRECTORY = "path of a directory"
 
 
+def _only_on(raw: Any) -> str | None:
+    return "1" if raw else None
+
+
 class _Dump(Section):
     """What the dumps share: a kind of file, None meaning off, and the directory it goes to."""
 
@@ -153,6 +157,10 @@ class DebugConfig(Section):
     fx_summary = FxSummaryConfig()
     aclgraph = AclgraphDebugConfig()
     run_eagerly = flag(False).emits(modes=ALL_MODES).flat("force_eager").doc("both")
+    strict = flag(False).emits("torchair.strict", encode=_only_on, field="strict").doc(
+        "both", "works (ours, not of the original): a [fallback](debugging.md#fallbacks) that is a "
+        "failure, as a converter that crashed or a kernel that was refused, is an error; the "
+        "environment variable `TORCHAIR_STRICT=1` says so for all graphs")
     deadlock_check = (
         flag(False).emits(modes=ALL_MODES, field="check_streams")
         .doc("GE", "works: races, waits that are never satisfied, and core budgets are reported "

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torchair import ge
 from torchair.convert.registry import Registration, bound, entry_of
 from torchair.errors import ConversionError
+from torchair.fallbacks import Fallback, note
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import ConverterErrorMsg, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Node
@@ -194,7 +195,7 @@ def attach_rule(target: Any, args: Any, kwargs: Any, created: Iterable[Node]) ->
     try:
         text = rule_text(target, args, kwargs)
     except Exception as e:
-        logger.warning("no formula for the dims of %s: %s", target, e)
+        note(Fallback.SHAPE_FORMULA, f"no formula for the dims of {target}", e)
         return
     for node in own:
         node.attrs["_inference_rule"] = attr.Str(text)

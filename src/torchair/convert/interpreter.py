@@ -25,6 +25,7 @@ from torchair.convert.registry import Decline, Registration, find
 from torchair.convert.results import SYMBOLS, Results, bases, creator, layout_of
 from torchair.convert.shape import ViewFolder
 from torchair.errors import ConversionError
+from torchair.fallbacks import Fallback, note
 from torchair.fx.source import module_path, origin_of
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
@@ -232,7 +233,7 @@ class GraphConverter:
         except ConversionError as e:
             if self._strict:
                 raise
-            logger.warning("%s, generic node used", e)
+            logger.info("%s, generic node used", e)  # which is counted, as all generic nodes are
             return None
 
     def _convert(self, node: fx.Node, entry: Registration, meta: Any) -> Any:
@@ -253,7 +254,7 @@ class GraphConverter:
                 text = f"the converter of {node.target} failed: {type(e).__name__}: {e}"
                 raise self._error(node, text, f"look at the converter {_place(entry)}") from e
             self._undo(*mark)
-            logger.warning("converter of %s failed (%s), generic node used", node.target, e)
+            note(Fallback.CONVERTER, f"the converter of {node.target} failed", e)
             return self._generic(node, meta)
 
     def _asked(self, name: str, node: fx.Node, meta: Any) -> Any:

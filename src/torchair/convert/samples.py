@@ -75,7 +75,7 @@ class Support:
         try:
             expected = [x for x in tree_flatten(call(*tensors))[0] if x is not None]
             torch.testing.assert_close(_through_graph(call, tensors), expected)
-        except Exception as e:
+        except Exception as e:  # the answer of a check, which says what failed
             return f"{self}: {e}"
         return None
 

@@ -30,6 +30,7 @@ from torchair.deploy.guards import Traced
 from torchair.deploy.homes import Roots, SharedMemory, roots_of
 from torchair.deploy.trees import CallShape
 from torchair.errors import InputError
+from torchair.fallbacks import Fallback, note
 from torchair.flags import Flags
 from torchair.log import logger, warn_once
 from torchair.process import no_garbage_collection, world
@@ -145,7 +146,7 @@ class KeptCall(CompiledModel):
                 self._unsaved = made, traced
             except stored.NotStored as e:
                 self._keeps = False
-                warnings.warn(f"{self._name} is not cached: {e}")
+                self._not_cached(e)
         return traced, homes
 
     def _save(self) -> None:
@@ -158,7 +159,11 @@ class KeptCall(CompiledModel):
             made.write(self.path)
             logger.info("cache of %s: %s", made.name, self.path)
         except (OSError, RuntimeError) as e:
-            warnings.warn(f"{self._name} is not cached: {e}")
+            self._not_cached(e)
+
+    def _not_cached(self, error: Exception) -> None:
+        note(Fallback.CACHE_FILE, f"{self._name} is not cached", error)
+        warnings.warn(f"{self._name} is not cached: {error}")
 
     def _remove(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -219,6 +224,7 @@ class CachedMethod(KeptCall):
                     f"clear broken cache {self.path.parent}: {reason}; "
                     f"{self._name} is compiled again"
                 )
+                note(Fallback.CACHE_FILE, f"the cache of {self._name} is made again", e)
                 self._remove()
         else:
             self._tell_other_options()

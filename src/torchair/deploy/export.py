@@ -24,6 +24,7 @@ from torchair.configs.options import MAX_AUTOTUNE, given, read_path
 from torchair.deploy.package import FileArgument, NotNested, Package, outline
 from torchair.devices.base import GraphCall, engine_graph
 from torchair.errors import GraphError, SerializationError, TorchairError, UnsupportedModeError
+from torchair.fallbacks import Fallback, note
 from torchair.ge.graph import Graph
 from torchair.log import logger, warn_once
 from torchair.process import world
@@ -96,7 +97,7 @@ def _copied(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, A
     try:
         return *copy.deepcopy((model, args, kwargs), memo), True
     except Exception as e:  # of any class that the user has
-        logger.info("dynamo_export: results have no structure, as the model has no copy: %s", e)
+        note(Fallback.EXPORT_STRUCTURE, "the model has no copy: results have no structure", e)
         return model, args, kwargs, False
 
 
@@ -220,7 +221,7 @@ class _Export:
         try:
             return outline(result, leaf)
         except NotNested as e:
-            logger.warning("dynamo_export: the file gives its results as a tuple: %s", e)
+            note(Fallback.EXPORT_STRUCTURE, "the file gives its results as a tuple", e)
             return None
 
     def _write(

@@ -42,8 +42,9 @@ from torchair.engine.run.native import NativeProgram, ProgramPool
 from torchair.engine.run.workspace import SPACES, MemberPool, Workspace
 from torchair.engine.tune import Wish
 from torchair.engine.units.native_units import NativeUnits
+from torchair.fallbacks import Fallback, note, strictness
 from torchair.ge.graph import Graph
-from torchair.log import native_logger, warn_once
+from torchair.log import native_logger
 from torchair.passes import PassRunner
 from torchair.structured import artifact
 from torchair.trace import Stopwatch, Trace
@@ -72,12 +73,10 @@ def usable_target(device: str) -> Target | None:
     missing = target.available() if target is not None else None
     if missing is None:
         return target
-    warn_once(
-        f"no native code on this machine ({missing}): torch's kernels run instead. "
-        "TORCHAIR_NATIVE=0 says that this is meant",
-        UserWarning,
-        stacklevel=2,
-    )
+    note(
+        Fallback.NATIVE_CODE, f"no native code on this machine ({missing}): torch's kernels run "
+        "instead. TORCHAIR_NATIVE=0 says that this is meant",
+    )  # fmt: skip
     return None
 
 
@@ -94,7 +93,8 @@ class GraphCompiler:
     ) -> None:  # fmt: skip
         self.graph, self._state, self._options, self._device = graph, state, options, device
         self._layouts = layouts
-        self.target = usable_target(device) if options.native else None
+        with strictness(options.strict):
+            self.target = usable_target(device) if options.native else None
         self.lanes = Lanes(graph, options.single_stream, options.overlap)
         self.units: NativeUnits | None = None
         self.wish: Wish | None = None  # what is to be tuned now
@@ -136,7 +136,8 @@ class GraphCompiler:
             warn_unknown(options.switches, SWITCHED)
         runner = PassRunner(ge_kind(lambda g: "", "txt"), options, trace)
         passes = [p for p in ENGINE_PASSES if options.switches.get(p.name, True)]
-        runner.run([] if as_it_is else passes, self.graph, state)
+        with strictness(options.strict):
+            runner.run([] if as_it_is else passes, self.graph, state)
         self.lanes = Lanes(self.graph, options.single_stream, options.overlap)
 
     def fuse(self, weights: Mapping[int, torch.Tensor]) -> None:
@@ -165,6 +166,15 @@ class GraphCompiler:
     ) -> Bound:
         """Something that runs for inputs like these, of which `given` was read. Units whose kernels
         cannot be generated or compiled are planned again, node by node."""
+        with strictness(self._options.strict):
+            return self._program(inputs, given, bind)
+
+    def _program(
+        self,
+        inputs: Sequence[torch.Tensor],
+        given: Sequence[int],
+        bind: Callable[[Plan | Member], Bound],
+    ) -> Bound:
         while True:
             watch = Stopwatch(self.graph.name)
             plan = watch("plan", self.plan, inputs, given)

@@ -34,6 +34,7 @@ class EngineOptions:
     overlap: bool  # of communication and computing
     timeline: str | None  # folder
     check_streams: bool
+    strict: bool  # fallbacks are errors
     cores: str  # "<cube>|<vector>"
     statistics: str  # of fusion, in a file: "1" at exit, "2" after each graph
     tune: str | None  # folder for results of tuning

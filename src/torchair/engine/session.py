@@ -35,7 +35,13 @@ from torchair.engine.run.trial import call_of
 from torchair.engine.run.workspace import MemberPool
 from torchair.engine.tune import untunable
 from torchair.engine.units.native_units import NativeUnits, quantised_inputs
-from torchair.errors import CaptureError, GraphError, InputError, pretty_error_msg
+from torchair.errors import (
+    CaptureError,
+    GraphError,
+    InputError,
+    check_interpreter,
+    pretty_error_msg,
+)
 from torchair.flags import poisoning
 from torchair.ge.graph import NO_WORK, Graph, Value
 from torchair.ge.rewrite import verify
@@ -109,6 +115,7 @@ class TorchNpuGraph:
         """Take a graph over, `finished` if it has been through `compile` before. It belongs to the
         engine from now on and is changed by `compile`, unless its data are to be dumped: then it
         runs as it is. `device` is torch's name of one."""
+        check_interpreter()
         with label("TorchNpuGraphBase::Load"):
             verify(graph)
             if graph.output is None:

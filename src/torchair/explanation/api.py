@@ -16,7 +16,7 @@ from torchair.concrete.acl import AclConcreteGraph, own_arguments
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.devices.base import GraphCall, device_of, engine_graph
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
-from torchair.log import logger
+from torchair.fallbacks import Fallback, Record, note, since, total
 from torchair.runner import Compilation, GmRunner, observed
 
 _CALLS = 5  # that are timed; the quickest tells where time goes
@@ -123,6 +123,8 @@ class Explanation:
     recompiles: list[Recompile] = field(default_factory=list)
     times: Times | None = None
     rates: Rates | None = None
+    fallbacks: dict[Record, int] = field(default_factory=dict)
+    """What was done in a lesser way than it should have been, and how often."""
 
     @property
     def generic(self) -> dict[str, int]:
@@ -135,6 +137,11 @@ class Explanation:
         lines += [f"  break x{b.count} at {b.line}: {b.reason}" for b in self.breaks]
         lines += [f"  {r.function} compiled again: {r.reason}" for r in self.recompiles]
         lines += [f"  {n} x {name} without a converter" for name, n in sorted(self.generic.items())]
+        lines += [
+            f"  fallback x{n} {r.kind.name.lower()}: {r}"
+            for r, n in self.fallbacks.items()
+            if r.kind is not Fallback.GENERIC_NODE  # which has the lines above
+        ]
         if self.times is not None:
             lines += _time_lines(self.times)
         for graph in self.graphs:
@@ -223,6 +230,7 @@ class Collector:
         self._dynamo, self._breaks = utils, output_graph.graph_break_reasons
         self._first_break = len(self._breaks)
         self._metrics_before = utils.get_compilation_metrics()  # Dynamo keeps the last 64
+        self._fallbacks_before = total()
         self.graphs: list[_Timed] = []
 
     def __call__(self, compilation: Compilation) -> GmRunner:
@@ -244,7 +252,8 @@ class Collector:
         """What is known by now; `call` are the seconds of one call of the model, of which it was
         `inside` of graphs."""
         rows = [self._row(k, graph) for k, graph in enumerate(self.graphs)]
-        made = Explanation(rows, self._break_rows(), self._recompiles())
+        found = dict(since(self._fallbacks_before))
+        made = Explanation(rows, self._break_rows(), self._recompiles(), fallbacks=found)
         units = [u for r in rows for u in r.units]
         if any(u.seconds for u in units):
             made.rates = rates(self.device, units)
@@ -282,7 +291,7 @@ class Collector:
             with torch.no_grad():
                 return unit_rows(graph, args, self.device), ""
         except Exception as e:  # an explanation must not end the program that it is about
-            logger.warning("steps of a graph could not be timed: %s", e)
+            note(Fallback.INSPECTION, "steps of a graph could not be timed", e)
             return [], f"its steps could not be timed: {e}"
 
     def _break_rows(self) -> list[Break]:

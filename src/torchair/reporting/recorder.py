@@ -27,10 +27,10 @@ from torchair.engine.inspect.timeline import Slice, recorder, row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.explanation.api import engine_call
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
+from torchair.fallbacks import Fallback, note
 from torchair.fx.source import last_frame, module_path
 from torchair.ge.graph import Node, topological
 from torchair.ge.rewrite import line_of
-from torchair.log import logger
 from torchair.runner import Compilation, GmRunner
 from torchair.store import atomic_write
 from torchair.trace import Change
@@ -403,7 +403,7 @@ class _Graph:
         try:
             self._data = graph_data(self._looked_at(given))
         except Exception as e:  # a report must not end the program that it is about
-            logger.warning("%s could not be reported on: %s", self._name, e)
+            note(Fallback.INSPECTION, f"{self._name} could not be reported on", e)
             self._data = graph_data(self._seen(f"it could not be looked at: {e}"))
         self._reporter.called()
         return results

@@ -20,7 +20,7 @@ from torchair.backend import config_in, get_npu_backend
 from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import copied, mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig, Settings
-from torchair.log import logger
+from torchair.fallbacks import Fallback, note, strictness
 from torchair.process import Steps
 from torchair.runner import Compilation, GmRunner, observed
 from torchair.verification.blame import Blame, Suspects, WatchedCall, line_of, lines_of
@@ -180,7 +180,7 @@ class _Check:
         self._mutated = [i for i, n in enumerate(nodes) if n in mutated]
         self._kept = [i for i, n in enumerate(nodes) if n in mutated or i not in compilation.static]
         settings = Settings.of(compilation.config)
-        self._mode = settings.mode
+        self._mode, self._strict = settings.mode, settings.strict
         replays = isinstance(compilation.made, AclConcreteGraph | ReplayedGraph)
         self._owned = replays and not settings.capture.share_results  # results belong to the caller
         self._before: list[_Held] = []  # results of the call before
@@ -200,7 +200,8 @@ class _Check:
             self._look(call, number)
             self._look_back(call, number)
         except Exception as e:  # the program of the user goes on
-            logger.warning("torchair verify could not look at %s: %s", self._entry.name, e)
+            with strictness(self._strict):
+                note(Fallback.VERIFY, f"verify could not look at {self._entry.name}", e)
             why = (str(e).splitlines() or [type(e).__name__])[0]
             self._entry.unchecked += 1
             self._entry.notes.append(f"call {number} could not be checked: {why}")

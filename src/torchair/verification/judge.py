@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
+
+from torchair.fallbacks import Fallback, note
 
 TIMES_EAGER = 8  # other orders of rounding may cost up to this many errors of eager
 FLOOR = 8  # and never less than this many units in the last place of the largest value
@@ -172,10 +173,12 @@ def run_wide(node: fx.Node, env: Callable[[fx.Node], Any], eager: Any) -> Any:
     random numbers, operators that know one type only, bits of numbers."""
     made: Any = None
     if _has_truth(node.target):
-        with suppress(Exception):  # an operator may refuse a type in any way
+        try:
             made = _wide_call(node, env)
             if str(node.target) in _FUSED:
                 made = type(eager)([made[0], *map(widened, eager[1:])])
+        except Exception as e:
+            _note(node, e)
     return made if _alike(made, eager) else tree_map(widened, eager)
 
 
@@ -206,14 +209,22 @@ def run_shaken(region: Sequence[fx.Node], inputs: Mapping[str, Any]) -> Any:
     where there is no such thing."""
     shake = partial(_shaken, torch.Generator().manual_seed(0))
     env = {name: shake(value, value) for name, value in inputs.items()}
-    try:
-        for node in region:
-            if not _has_truth(node.target):
-                return None
+    for node in region:
+        if not _has_truth(node.target):
+            return None
+        try:
             env[node.name] = shake(_wide_call(node, lambda n: env[n.name]), node.meta.get("val"))
-    except Exception:  # as above
-        return None
+        except Exception as e:
+            _note(node, e)
+            return None
     return env[region[-1].name] if region else None
+
+
+def _note(node: fx.Node, error: Exception) -> None:
+    """An operator may refuse a type, which torch says with these errors; others are our own."""
+    refused = isinstance(error, RuntimeError | TypeError | ValueError)
+    kind = Fallback.NO_ORACLE if refused else Fallback.ORACLE
+    note(kind, f"{node.name} ({node.target}) is judged by eager", error)
 
 
 def _shaken(numbers: torch.Generator, tree: Any, like: Any) -> Any:

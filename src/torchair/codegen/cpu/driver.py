@@ -1,5 +1,5 @@
 """Native functions around the kernels: the one that runs a list of them, one parallel region with
-light barriers between, and the test whether the tensors of a call are those of an earlier one.
+light barriers between.
 
 The driver walks records instead of being compiled for each program, so that a plan for new sizes
 needs no compiler: the records name the kernels, and an argument block of words belongs to each.
@@ -10,16 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from torchair.codegen.cpu.jit import Library
+from torchair.codegen.cpu.layouts import address
 from torchair.codegen.llvm import binding
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import Machine
@@ -49,11 +46,6 @@ def table_words(names: Sequence[str], numbers: Collection[str], first: int = 0) 
     kinds = ("i64" if name in numbers else "ptr" for name in names)
     loads = enumerate(zip(names, kinds, strict=True), first)
     return "".join(f"  %{name} = word {kind} %table, {k}\n" for k, (name, kind) in loads)
-
-
-def address(function: Any) -> int:
-    """Where a function of a library is."""
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _element(found: re.Match[str]) -> str:
@@ -312,176 +304,3 @@ def _loaded_pools() -> list[str]:
     paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
     found = [p for p in paths if any(n in Path(p).name for n in ("libgomp", "libiomp", "libomp"))]
     return sorted(found, key=lambda p: ("torch" not in p, p))
-
-
-# ---- are the tensors of a call still those of an earlier one? ----
-
-
-HITS = 0
-"""Word of a table that counts the calls that passed the test."""
-
-_RECORD = 5  # words: position, object, implementation, address, version
-_SAMPLE = 2  # words: address, content
-
-_TEST_TEXT = """
-define i64 @ENTRY(ptr %given, ptr %table) #0 {
-entry:
-  %found = alloca ptr
-WORDS
-  %size = call i64 %size.of(ptr %given)
-  equal i64 %size, %length then head
-head:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %alike ]
-  %more = icmp slt i64 %i, %records
-  br i1 %more, label %look, label %samples.of
-look:
-  %i.at = mul i64 %i, RECORDWORDS
-  %i.word = add i64 %i.at, HEADWORDS
-  %record = getelementptr i64, ptr %table, i64 %i.word
-  %position = load i64, ptr %record
-  %object = word ptr %record, 1
-  %mine = call ptr %item(ptr %given, i64 %position)
-  call void %release(ptr %mine)
-  equal ptr %mine, %object then inner
-inner:
-  %handle = getelementptr i8, ptr %object, i64 %inside
-  %impl = load i64, ptr %handle
-  %impl.then = word i64 %record, 2
-  equal i64 %impl, %impl.then then place
-place:
-  %ignored = call i32 %address.of(ptr %handle, ptr %found)
-  %address = load i64, ptr %found
-  %address.then = word i64 %record, 3
-  equal i64 %address, %address.then then counted
-counted:
-  %version.then = word i64 %record, 4
-  %counts = icmp sge i64 %version.then, 0
-  br i1 %counts, label %written, label %alike
-written:
-  %version = call i64 %version.of(ptr %handle)
-  equal i64 %version, %version.then then alike
-alike:
-  %i.next = add i64 %i, 1
-  br label %head
-samples.of:
-  %first.at = mul i64 %records, RECORDWORDS
-  %first = add i64 %first.at, HEADWORDS
-  br label %samples.head
-samples.head:
-  %k = phi i64 [ 0, %samples.of ], [ %k.next, %sample ]
-  %differ = phi i32 [ 0, %samples.of ], [ %differ.next, %sample ]
-  %k.more = icmp slt i64 %k, %samples
-  br i1 %k.more, label %sample, label %sampled
-sample:
-  %k.at = mul i64 %k, SAMPLEWORDS
-  %k.word = add i64 %first, %k.at
-  %pair = getelementptr i64, ptr %table, i64 %k.word
-  %at = load ptr, ptr %pair
-  %now = load i32, ptr %at, align 1
-  %then = word i32 %pair, 1
-  %changed = xor i32 %now, %then
-  %differ.next = or i32 %differ, %changed
-  %k.next = add i64 %k, 1
-  br label %samples.head
-sampled:
-  equal i32 %differ, 0 then yes
-yes:
-  %hits = load i64, ptr %table
-  %hits.next = add i64 %hits, 1
-  store i64 %hits.next, ptr %table
-  ret i64 1
-other:
-  ret i64 0
-}
-"""
-
-_NUMBERS = ("records", "samples", "length", "inside")
-_WORDS = (*_NUMBERS, "size.of", "item", "release", "address.of", "version.of")  # after the hits
-
-
-Sample = tuple[int, int]
-"""The address of four bytes of a tensor, and these."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """A tensor among the arguments; a `version` of -1 is not asked for."""
-
-    position: int
-    tensor: torch.Tensor
-    address: int
-    version: int = -1
-
-
-def test_of(
-    library: Library, length: int, known: Sequence[Known], samples: Sequence[Sample]
-) -> tuple[Callable[[Any], int], Any] | None:
-    """A test of a list or tuple of `length` arguments, and the table it counts its hits in; None
-    where torch or Python are not as this code expects them."""
-    functions = _functions()
-    if functions is None:
-        return None
-    inside, addresses = functions
-    words = [0, len(known), len(samples), length, inside, *addresses]
-    for k in known:
-        words += (k.position, id(k.tensor), k.tensor._cdata, k.address, k.version)
-    for sample in samples:
-        words += sample
-    table = (ctypes.c_int64 * len(words))(*words)
-    entry = _test(library)
-    at = ctypes.cast(table, ctypes.c_void_p)  # which keeps the table
-    return lambda given: entry(given, at), table
-
-
-@cache
-def _test(library: Library) -> Any:
-    """The test as a Python callable that keeps the interpreter lock."""
-    kinds = (ctypes.c_int64, ctypes.py_object, ctypes.c_void_p)
-    return ctypes.PYFUNCTYPE(*kinds)(test_address(library))
-
-
-@cache
-def test_address(library: Library) -> int:
-    """Where the test is: a function of a list or tuple and a table."""
-    counts = {"RECORD": _RECORD, "HEAD": HITS + 1 + len(_WORDS), "SAMPLE": _SAMPLE}
-    words = {f"{name}WORDS": str(count) for name, count in counts.items()}
-    head = table_words(_WORDS, _NUMBERS, HITS + 1)
-    text = filled(_TEST_TEXT, **words, **{"WORDS\n": head})
-    return library.address(Kernel.of("same", written_out(text), ()))
-
-
-@cache
-def _functions() -> tuple[int, tuple[int, ...]] | None:
-    """Where an object of class Tensor has its tensor, in bytes, and addresses of the functions of
-    Python and torch that the test calls. They are tried out before they are relied on."""
-    try:
-        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        address_of, version_of = torch_cpu.aoti_torch_get_data_ptr, torch_cpu[_VERSION]
-    except (OSError, AttributeError):
-        return None
-    python = ctypes.pythonapi
-    functions = (python.PySequence_Size, python.PySequence_GetItem, python.Py_DecRef)
-    with torch.inference_mode(False):  # tensors of that mode have no version
-        probe = torch.ones(3).add_(1).add_(1)
-    inside = inside_of_tensors()
-    if inside is None:
-        return None
-    handle, found = ctypes.c_void_p(id(probe) + inside), ctypes.c_void_p()
-    version_of.restype = ctypes.c_int64
-    failed = address_of(handle, ctypes.byref(found))
-    if failed or found.value != probe.data_ptr() or version_of(handle) != probe._version:
-        return None
-    return inside, tuple(map(address, (*functions, address_of, version_of)))
-
-
-@cache
-def inside_of_tensors() -> int | None:
-    """Where an object of class Tensor has its tensor, in bytes; None if that is not clear."""
-    probe = torch.ones(3)
-    words = torch.Tensor.__basicsize__ // 8
-    inner = (ctypes.c_int64 * words).from_address(id(probe))
-    places = [8 * k for k in range(2, words) if inner[k] == probe._cdata]
-    return places[0] if len(places) == 1 else None
-
-
-_VERSION = "_ZNK2at10TensorBase8_versionEv"  # int64_t at::TensorBase::_version() const

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import address, filled, inside_of_tensors, table_words, written_out
+from torchair.codegen.cpu.driver import filled, table_words, written_out
 from torchair.codegen.cpu.jit import Library
+from torchair.codegen.cpu.layouts import CLASS, PAYLOAD, known, signed, type_code
 from torchair.codegen.target import Kernel
 
 # ---- the text, and the words that it reads: a head, then entries, records and dims ----
@@ -75,7 +75,7 @@ define ptr @ENTRY(ptr %self, ptr %args, i64 %count) #0 {
 entry:
   %found = alloca i64
   %number = alloca i32
-  %table = byte ptr %self, 16
+  %table = byte ptr %self, PAYLOAD
 HEAD
   %complete = icmp eq i64 %count, %length
   %free = icmp eq i64 %busy, 0
@@ -120,7 +120,7 @@ look:
   %record.at = getelementptr i64, ptr %records.at, i64 %i.word
   %position = field i64 record.position
   %mine = word ptr %args, %position
-  %class = byte ptr %mine, 8
+  %class = byte ptr %mine, CLASS
   %handle = getelementptr i8, ptr %mine, i64 %inside
   %kind = field i64 record.kind
   switch i64 %kind, label %tensor.class [
@@ -137,7 +137,7 @@ value.kind:
   %bits = icmp eq i64 %kind, KIND.BITS
   br i1 %bits, label %value.bits, label %value.equal
 value.bits:
-  %payload = byte i64 %mine, 16
+  %payload = byte i64 %mine, PAYLOAD
   %wanted = field i64 record.object
   equal i64 %payload, %wanted then alike
 value.equal:
@@ -274,6 +274,7 @@ def gate_text() -> str:
     text = text.replace("mul i64 %e, ENTRY", f"mul i64 %e, {len(ENTRY)}")
     text = text.replace("mul i64 %i, RECORD", f"mul i64 %i, {len(RECORD)}")
     text = filled(text, **{f"KIND.{kind.name}": str(kind.value) for kind in ArgumentTest})
+    text = filled(text, CLASS=str(CLASS), PAYLOAD=str(PAYLOAD))
     return written_out(_FIELD.sub(_field, text))
 
 
@@ -282,6 +283,11 @@ def _field(found: re.Match[str]) -> str:
     index = (RECORD if base == "record" else ENTRY).index(field)
     return f"  %{name} = word {kind} %{base}.at, {index}"
 
+
+_OBJECTS = {
+    "tensor": torch.Tensor, "parameter": torch.nn.Parameter,
+    "true": True, "false": False, "none": None,
+}  # fmt: skip
 
 ANY = -1
 """A dim or a stride that is not compared."""
@@ -360,10 +366,11 @@ def gate(
     """A function of `length` arguments: False if something is not as expected (or if a call of
     another thread is inside), else True; None when its program met a bad index. And its table. None
     instead where torch or Python are not as this code expects them."""
-    known = _functions()
-    if known is None:
+    found = known()
+    if found is None:
         return None
-    head = dict.fromkeys(HEAD, 0) | known
+    head = dict.fromkeys(HEAD, 0) | {n: word for n, word in found.items() if n in HEAD}
+    head |= {name: id(value) for name, value in _OBJECTS.items()}
     words = len(HEAD)
     head["length"], head["entries"], head["records"] = length, len(entries), len(records)
     first, second = words, words + len(ENTRY) * len(entries)
@@ -384,7 +391,7 @@ def gate(
     table[first:second] = [w for e in entries for w in _entry_words(e)]
     for k, record in enumerate(records):
         at = second + len(RECORD) * k
-        told = _record(record, known) | {"dims": base + 8 * dims_at}
+        told = _record(record, found["mask"]) | {"dims": base + 8 * dims_at}
         table[at : at + len(RECORD)] = [told.get(name, 0) for name in RECORD]
         if isinstance(record, TensorLike):
             both = (*record.dims, *record.strides)
@@ -400,8 +407,8 @@ def _entry_words(entry: DictEntry) -> tuple[int, ...]:
     return id(entry.home), id(entry.key), id(entry.value), *place
 
 
-def _record(record: Record, known: dict[str, int]) -> dict[str, int]:
-    """Words of a record by their names, all but those that are 0."""
+def _record(record: Record, mask: int) -> dict[str, int]:
+    """Words of a record by their names, all but those that are 0; `mask` tells which keys count."""
     if isinstance(record, TensorTaken):
         return {"position": record.position, "kind": ArgumentTest.TAKEN, "target": record.target}
     if isinstance(record, Same):
@@ -411,9 +418,9 @@ def _record(record: Record, known: dict[str, int]) -> dict[str, int]:
         asked = {"kind": kind, "object": held, "class": id(type(record.value))}
         return {"position": record.position, **asked}
     t = record.sample
-    keys = _signed(torch._C._dispatch_keys(t).raw_repr() & known["mask"] & (2**64 - 1))
+    keys = signed(torch._C._dispatch_keys(t).raw_repr() & mask & (2**64 - 1))
     index = t.device.index if t.device.index is not None else -1
-    asked = {"keys": keys, "type": _type_code(t.dtype), "index": index, "rank": t.dim()}
+    asked = {"keys": keys, "type": type_code(t.dtype), "index": index, "rank": t.dim()}
     asked |= {"kind": ArgumentTest.LIKE, "target": record.target}
     return {"position": record.position, **asked}
 
@@ -442,92 +449,3 @@ _FASTCALL = 0x80  # METH_FASTCALL: an array of arguments and their number
 @cache
 def _entry(library: Library) -> int:
     return library.address(Kernel.of("gate", gate_text(), ()))
-
-
-_SHIMS = {
-    "address.of": "aoti_torch_get_data_ptr",
-    "type.of": "aoti_torch_get_dtype",
-    "index.of": "aoti_torch_get_device_index",
-    "rank.of": "aoti_torch_get_dim",
-    "sizes.of": "aoti_torch_get_sizes",
-    "strides.of": "aoti_torch_get_strides",
-    "count.threads": "_ZN2at15get_num_threadsEv",
-}
-_CORE = {
-    "needs.grad": "_ZNK3c1010TensorImpl13requires_gradEv",
-    "grad.mode": "_ZN3c108GradMode10is_enabledEv",
-}
-_PYTHON = {
-    "keep": "Py_IncRef",
-    "dict.get": "PyDict_GetItem",
-    "equal": "PyObject_RichCompareBool",
-    "save": "PyEval_SaveThread",
-    "restore": "PyEval_RestoreThread",
-}
-
-
-@cache
-def _functions() -> dict[str, int] | None:
-    """Addresses of the functions that a gate calls, and where objects have what it reads. All of
-    it is tried out before it is relied on."""
-    inside = inside_of_tensors()
-    if inside is None:
-        return None
-    folder = Path(torch.__file__).parent / "lib"
-    found: dict[str, int] = {"inside": inside}
-    try:
-        for path, names in (("libtorch_cpu.so", _SHIMS), ("libc10.so", _CORE)):
-            loaded = ctypes.CDLL(str(folder / path))
-            found |= {name: address(loaded[symbol]) for name, symbol in names.items()}
-        found |= {name: address(ctypes.pythonapi[symbol]) for name, symbol in _PYTHON.items()}
-    except (OSError, AttributeError):
-        return None
-    keys = _place_of_keys()
-    probe = (ctypes.c_int64 * 2)()
-    if keys is None or ctypes.c_int64.from_address(id(probe) + 16).value != ctypes.addressof(probe):
-        return None
-    if ctypes.c_double.from_address(id(_PROBE) + 16).value != _PROBE:
-        return None
-    classes = {"tensor": torch.Tensor, "parameter": torch.nn.Parameter}
-    singles = {"true": True, "false": False, "none": None}
-    return found | keys | {name: id(value) for name, value in (classes | singles).items()}
-
-
-_PROBE = 0.1
-
-
-def _place_of_keys() -> dict[str, int] | None:
-    """Where a tensor's implementation has its dispatch keys, in bytes, and which of them count:
-    not those that tell inference tensors from others."""
-    with torch.inference_mode(False):
-        plain = torch.ones(2, 3)
-        conjugate = torch.ones(2, dtype=torch.complex64).conj()
-    with torch.inference_mode():
-        inference = torch.ones(2, 3)
-    places = []
-    for probe in (plain, conjugate, inference):
-        words = (ctypes.c_uint64 * 25).from_address(probe._cdata)
-        raw = torch._C._dispatch_keys(probe).raw_repr()
-        places.append({8 * k for k in range(25) if words[k] == raw})
-    common = set.intersection(*places)
-    if len(common) != 1:
-        return None
-    differ = (
-        torch._C._dispatch_keys(plain).raw_repr() ^ torch._C._dispatch_keys(inference).raw_repr()
-    )
-    return {"keys.at": common.pop(), "mask": _signed(~differ & (2**64 - 1))}
-
-
-def _signed(word: int) -> int:
-    return word - 2**64 if word >= 2**63 else word
-
-
-@cache
-def _type_code(dtype: torch.dtype) -> int:
-    """Torch's own number of a type."""
-    found = ctypes.c_int32()
-    inside = inside_of_tensors()
-    shim = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    probe = torch.empty(0, dtype=dtype)
-    shim.aoti_torch_get_dtype(ctypes.c_void_p(id(probe) + (inside or 0)), ctypes.byref(found))
-    return found.value

@@ -52,7 +52,7 @@ class CpuTarget:
         try:
             host()
             self.driver()
-        except Exception as e:
+        except Exception as e:  # a fallback, which `usable_target` takes note of
             return f"{type(e).__name__}: {e}"
         return None
 

@@ -26,6 +26,7 @@ from torchair.engine.options import DumpOptions
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.records import extent
 from torchair.engine.plan.strides import symbols_of
+from torchair.fallbacks import Fallback, note
 from torchair.fx.dump import as_array
 from torchair.ge.graph import NO_WORK, Graph, Node, Value, topological
 from torchair.log import logger
@@ -229,7 +230,7 @@ class FusionStatistics:
         try:
             atomic_write(path, (json.dumps(self._entries, indent=2) + "\n").encode())
         except RuntimeError as e:
-            logger.warning("fusion statistics: %s", e)
+            note(Fallback.CACHE_FILE, f"fusion statistics are not written to {path}", e)
 
 
 def _times(matched: Mapping[str, int], effective: Mapping[str, int]) -> dict[str, Any]:

@@ -24,13 +24,13 @@ from torchair.engine.plan import strides as layout
 from torchair.engine.plan.ending import Ending, Layout, Promises
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.records import Plan, Root, RootKind, Step
-from torchair.engine.plan.strides import Meta, Strided, same_dims, same_strides
+from torchair.engine.plan.strides import Meta, Strided, Unfit, same_dims, same_strides
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
+from torchair.fallbacks import Fallback, note
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.ge.shapes import Sym, contiguous_strides, evaluate, free_symbols, is_static
-from torchair.log import logger
 from torchair.operators import Op, Order, Row, Trait, infer, row_of
 from torchair.operators.contraction import is_channels_last
 from torchair.operators.reference import tensor_args
@@ -38,10 +38,6 @@ from torchair.operators.reference import tensor_args
 _SKIPPED = (*INPUTS, "NetOutput")
 _TRIES = 4  # of one graph to make a family, that fail
 _FAMILIES = 32  # kept for one graph
-
-
-class Unfit(Exception):
-    """A graph or sizes that there is no family for."""
 
 
 class Planner:
@@ -103,7 +99,8 @@ class Planner:
         except Exception as e:  # which planning for these sizes alone does not meet, or explains
             plan = self.plan(inputs, strides)
             self._failed += 1
-            logger.info("%s: other sizes will be planned anew (%r)", self.graph.name, e)
+            kind = Fallback.FIXED_PLAN if isinstance(e, Unfit) else Fallback.SHAPE_POLYMORPHIC_PLAN
+            note(kind, f"{self.graph.name}: other sizes will be planned anew", e)
             return plan
         self._families = [family, *self._families][:_FAMILIES]
         member = self.member(given)
@@ -263,6 +260,8 @@ class _Build:
             return unknown
         try:
             facts = infer(node, self.fact)
+        except Unfit:
+            raise
         except Exception as e:
             where = node.origin.line if node.origin else "unknown source line"
             raise GraphError(

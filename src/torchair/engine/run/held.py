@@ -4,7 +4,6 @@ compare all arguments of a call; and editions of a session for the weights of se
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from torchair.codegen.cpu.driver import HITS, Known, Sample, test_address, test_of
 from torchair.codegen.cpu.gate import (
     ANY,
     DictEntry,
@@ -23,35 +21,35 @@ from torchair.codegen.cpu.gate import (
     TensorTaken,
     gate,
 )
+from torchair.codegen.cpu.identity import HITS, Known, test_address, test_of
 from torchair.codegen.cpu.target import cpu
-from torchair.engine.plan.records import extent
+from torchair.engine.run.contents import Contents
+from torchair.fallbacks import Fallback, note
 
 __all__ = [
     "ANY", "Editions", "DictEntry", "Held", "Same", "Task", "TensorLike", "TensorTaken",
     "native_gate",
 ]  # fmt: skip
 
-_SAMPLES = 16  # places of a copied tensor that are compared at each call
-_UNREADABLE = ("cuda", "meta")  # devices whose addresses mean nothing to the host
-_uint = ctypes.c_uint32.from_address
-
 
 class Held:
     """Tensors by their position among arguments.
 
-    Writes that torch counts are found by the version of a tensor, all others (through `.data` or
-    NumPy, or to a tensor of inference mode) by looking at a few places of it, if it is in memory
-    that the host can read.
+    Writes that torch counts are found by the version of a tensor, all others by its contents, if
+    it is in memory that the host can read.
     """
 
     def __init__(
-        self, tensors: Mapping[int, torch.Tensor], length: int, copied: Iterable[int] = ()
-    ) -> None:
-        """`length` is the number of arguments; contents of those at `copied` count as well."""
+        self, tensors: Mapping[int, torch.Tensor], length: int, copied: Iterable[int] = (),
+        contents: Contents | None = None,
+    ) -> None:  # fmt: skip
+        """`length` is the number of arguments; contents of those at `copied` count as well, given
+        as `contents` where another one looks at the same: what one finds, both know."""
         self.tensors = dict(tensors)
         self._length = length
         self._known = {i: (t.data_ptr(), _version(t)) for i, t in self.tensors.items()}
-        self._samples: dict[int, list[Sample]] = {}
+        self.contents = contents
+        self._shared = contents is not None
         self._table: Any = None
         self._hits = 0  # that the table does not count
         self.same: Callable[[Sequence[Any]], Any] = self._compared
@@ -64,13 +62,15 @@ class Held:
         if not new and self._table is not None:
             return
         self.copied |= new
-        self._samples.update({i: _samples(self.tensors[i]) for i in new})
+        if new and not self._shared:
+            self.contents = self.contents or Contents()
+            self.contents.add([self.tensors[i] for i in new])
         known = [
             Known(i, t, self._known[i][0], self._known[i][1] if i in self.copied else -1)
             for i, t in self.tensors.items()
         ]
-        samples = [s for found in self._samples.values() for s in found]
-        made = test_of(cpu().library, self._length, known, samples)
+        address = 0 if self.contents is None else self.contents.address
+        made = test_of(cpu().library, self._length, known, address)
         if made is not None:
             self._hits = self.hits
             self.same, self._table = made
@@ -85,8 +85,7 @@ class Held:
                 return False
             if i in self.copied and _version(tensor) != version:
                 return False
-        samples = [s for found in self._samples.values() for s in found]
-        same = all(_uint(at).value == content for at, content in samples)
+        same = self.contents is None or self.contents.look()
         self._hits += same
         return same
 
@@ -124,26 +123,6 @@ class Held:
 def _version(tensor: torch.Tensor) -> int:
     """How often torch has written to a tensor, -1 where it does not count."""
     return -1 if tensor.is_inference() else tensor._version
-
-
-def _samples(tensor: torch.Tensor) -> list[Sample]:
-    """A few places of a tensor, spread over it; none where the host cannot read them."""
-    if tensor.device.type in _UNREADABLE:
-        return []
-    size, count = tensor.element_size(), tensor.numel()
-    wanted = min(_SAMPLES, count)
-    start = tensor.data_ptr()
-    end = extent(tensor.shape, tensor.stride()) * size
-    found = []
-    for k in range(wanted):
-        number, offset = (2 * k + 1) * count // (2 * wanted), 0
-        for n, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-            number, index = divmod(number, n)
-            offset += index * stride * size
-        at = start + min(offset, end - 4)
-        if at >= start:
-            found.append((at, _uint(at).value))
-    return found
 
 
 # ---- gates and guards ----
@@ -253,6 +232,7 @@ class Editions(Generic[E]):
                 UserWarning,
                 stacklevel=6,
             )
+            note(Fallback.UNPACKED_WEIGHTS, f"{self._first.name}: weights are not packed any more")
             edition = self._first
             self._all = [edition]
             edition.take(inputs, False)

@@ -212,7 +212,7 @@ class ThreadLanes(LaneProgram):
                 fired += 1
                 for gate in task.posts:
                     gate.release()
-        except BaseException as e:
+        except BaseException as e:  # raised again when all lanes have ended
             self._stop(tasks, fired, e)
         else:
             self._let_go(tasks[fired:])

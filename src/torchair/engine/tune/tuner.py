@@ -25,6 +25,7 @@ from torchair.codegen.target import (
     BY_TORCH,
     BrokenKernels,
     Choices,
+    Declined,
     Generated,
     KernelOrder,
     Launch,
@@ -35,6 +36,7 @@ from torchair.codegen.tuned import NAME, TunedWay, hash_of, tuned_file, version
 from torchair.engine.plan.records import Plan
 from torchair.engine.run import trial
 from torchair.engine.tune import KINDS, PROGRAM, Wish
+from torchair.fallbacks import Fallback, note
 from torchair.log import logger
 from torchair.process import Steps
 
@@ -84,7 +86,7 @@ class Race:
             if all(agree(got, expected) for got, expected in pairs):
                 found.append(entrant)
             else:
-                logger.warning("tuning: %s with %s is wrong", self._order.label, way)
+                note(Fallback.TUNING_DIFFERS, f"tuning: {self._order.label} with {way} is wrong")
         return found
 
     def _made(self, ways: Sequence[Way]) -> list[Generated | None]:
@@ -95,13 +97,17 @@ class Race:
             self._target.compile_alone([m for m in made if m is not None])
         except BrokenKernels as e:
             broken = set(e.errors)
+            note(Fallback.TUNING, f"tuning: {self._order.label} has kernels that do not compile", e)
         return [None if m is None or m.kernel.entry in broken else m for m in made]
 
     def _generated(self, way: Way) -> Generated | None:
         try:
             made = self._target.generate(self._order.request, self._order.label, way)
-        except Exception as e:  # Declined, or a generator that was not made for this
+        except Declined as e:
             logger.debug("tuning: %s has no kernel with %s: %s", self._order.label, way, e)
+            return None
+        except Exception as e:
+            note(Fallback.TUNING, f"tuning: {self._order.label} has no kernel with {way}", e)
             return None
         if made.kernel.entry in self._seen or not self._fits(made):
             return None
@@ -311,7 +317,7 @@ class Tuning:
         try:
             return self._tuned(subject, *rest)
         except Exception as e:
-            logger.warning("tuning: %s is not measured: %r", subject.order.label, e)
+            note(Fallback.TUNING, f"tuning: {subject.order.label} is not measured", e)
             return None
 
     def _tuned(

@@ -3,7 +3,6 @@ weights that are computed from frozen parameters alone before the first call."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torchair.engine.plan.strides import plain
 from torchair.engine.units import emitter
 from torchair.engine.units.emitter import Layouts, NotNative, parameters
 from torchair.engine.units.kernels import UnitWriting, heads
+from torchair.fallbacks import Fallback, note
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.log import logger, tell
 from torchair.operators import Trait, row_of
@@ -166,11 +166,12 @@ class NativeUnits:
         """The call for a unit; None if there is none, which is said once with its names."""
         try:
             call = self._call(unit, fact, layout)
-            if call.order.failed is None:
-                return call
-            self._tell(unit, call.order.failed)
-        except Exception as e:
+        except Exception as e:  # a fallback, or meant to be so
             self._tell(unit, e)
+            return None
+        if call.order.failed is None:
+            return call
+        self._tell(unit, call.order.failed)
         return None
 
     def _call(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> Native:
@@ -194,19 +195,14 @@ class NativeUnits:
         return call
 
     def _tell(self, unit: Unit, error: Exception) -> None:
-        """Why a unit runs node by node; a warning, unless somebody meant it to."""
+        """Why a unit runs node by node: a fallback, unless that is meant to be so."""
         name = "+".join(n.type for n in unit.nodes) + f" ({unit.nodes[0].name})"
         if isinstance(error, NotNative | Declined):
             logger.info("%s runs node by node: %s", name, error)
             return
         if name not in self._warned:
             self._warned.add(name)
-            reason = f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"no native code for {name}, it runs node by node ({reason})",
-                UserWarning,
-                stacklevel=2,
-            )
+            note(Fallback.KERNEL, f"no native code for {name}, it runs node by node", error)
 
     def generate(self, natives: Iterable[Native]) -> None:
         """The text of kernels, as far as it is new, and constants as they want them. Raises
@@ -215,7 +211,7 @@ class NativeUnits:
         for native in natives:
             try:
                 pack = native.generated.pack
-            except Exception as e:
+            except Exception as e:  # a fallback when it is planned again
                 native.order.failed = errors[native.order.label] = e
                 continue
             for word, x in native.constants.items():

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from torchair.fallbacks import Fallback, note
 from torchair.fx.forms import tensors_in, written
 from torchair.ge.shapes import Dim, from_torch
 from torchair.log import logger
@@ -257,6 +258,6 @@ def cautious(fn: Callable[..., None]) -> Callable[..., None]:
             raise
         except Exception as error:
             gm.graph = before
-            logger.warning("the pass %s is left out: %s", fn.__name__, error, exc_info=True)
+            note(Fallback.FX_PASS, f"the pass {fn.__name__} is left out", error)
 
     return run

@@ -16,6 +16,7 @@ from torchair.engine.optimize.passes import forms, ordering
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.engine.optimize.rules import PATTERNS, QUANTISED_PATTERNS, RULES
 from torchair.engine.options import EngineOptions
+from torchair.fallbacks import Fallback, note
 from torchair.flags import debug_level
 from torchair.ge.build import Const
 from torchair.ge.dtypes import ge_to_torch
@@ -79,7 +80,7 @@ def fold_constants(graph: Graph, state: GraphState) -> None:
         try:
             results = run_node(node, env)
         except Exception as e:
-            logger.debug("constant folding left %s: %s", node.name, e)
+            note(Fallback.CONSTANT_FOLDING, f"{node.type} {node.name} is not folded", e)
             continue
         if sum(t.numel() * t.element_size() for t in results) > _FOLD_LIMIT:
             continue
