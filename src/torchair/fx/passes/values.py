@@ -18,6 +18,7 @@ from torchair.fallbacks import Fallback, note
 from torchair.fx.forms import tensors_in, written
 from torchair.ge.shapes import Dim, from_torch
 from torchair.log import logger
+from torchair.passes import NO_CONTEXT, call_pass
 
 aten = torch.ops.aten
 _UNKNOWN = object()
@@ -249,11 +250,11 @@ def cautious(fn: Callable[..., None]) -> Callable[..., None]:
     it had changed by then is undone."""
 
     @wraps(fn)
-    def run(gm: fx.GraphModule, *context: Any) -> None:
+    def run(gm: fx.GraphModule, context: Any = NO_CONTEXT) -> None:
         logger.debug("processing %s_pass", fn.__name__.removesuffix("_pass"))
         before = copy.deepcopy(gm.graph)
         try:
-            fn(gm, *context)
+            call_pass(fn, gm, context)
         except NotImplementedError:
             raise
         except Exception as error:
