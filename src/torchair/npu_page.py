@@ -50,14 +50,14 @@ def npu_page(kernels: Callable[[Sequence[str]], tuple[str, str]]) -> str:
 
 def _names(operators: Iterable[NpuOperator]) -> list[str]:
     """Operators by name, overloads and forms for captured graphs once."""
-    return list(dict.fromkeys(o.name.partition(".")[0] for o in operators))
+    return list(dict.fromkeys(o.base for o in operators))
 
 
 @cache
 def _written() -> dict[str, NpuOperator]:
     found: dict[str, NpuOperator] = {}
     for operator in npu.operators():
-        found.setdefault(operator.name.partition(".")[0], operator)
+        found.setdefault(operator.base, operator)
     return found
 
 
@@ -65,7 +65,7 @@ def _cells(
     name: str, table: dict[str, TableLine], kernels: Callable[[Sequence[str]], tuple[str, str]]
 ) -> tuple[str, ...]:
     operator = _written()[name]
-    line = table.get(f"npu.{name}.default")
+    line = table.get(operator.target)
     types = () if line is None else line.operators
     return (
         f"`{name}`" + (" `(a!)`" if "!)" in operator.schema else ""),

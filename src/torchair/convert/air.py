@@ -210,7 +210,7 @@ def scatter_update(data: Value, indices: Value, updates: Value, axis: int) -> An
 
 @builtin("npu.scatter_update_.default")
 def scatter_update_in_place(data: Value, indices: Value, updates: Value, axis: int) -> Any:
-    return _assigned(data, ge.Scatter(data, indices, updates, reduce="update", axis=axis))
+    return assigned(data, ge.Scatter(data, indices, updates, reduce="update", axis=axis))
 
 
 @builtin("npu.npu_scatter_nd_update.default")
@@ -220,10 +220,10 @@ def scatter_nd_update(self: Value, indices: Value, updates: Value) -> Any:
 
 @builtin("npu.npu_scatter_nd_update_.default")
 def scatter_nd_update_in_place(self: Value, indices: Value, updates: Value) -> Any:
-    return _assigned(self, ge.ScatterNdUpdate(self, indices, updates))
+    return assigned(self, ge.ScatterNdUpdate(self, indices, updates))
 
 
-def _assigned(old: Value, new: Value) -> Value:
+def assigned(old: Value, new: Value) -> Value:
     """The new value, which also goes to the input that the old one is, or is a view of."""
     source = old
     while source.node.type in _VIEWS:

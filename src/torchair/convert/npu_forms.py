@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from torchair.convert.registry import Decline, bound, builtin, plain, promote
+from torchair import ge
+from torchair.convert.air import assigned
+from torchair.convert.registry import Decline, bound, builtin, plain, promote, wanted
 from torchair.ge.attrs import Attr
 from torchair.ge.build import builder
-from torchair.ge.dtypes import torch_to_ge
+from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.ge.graph import Node, Value
 from torchair.ge.prototypes import Prototype, prototype
 from torchair.ops.npu import NpuOperator, operators
 from torchair.ops.npu.forms import GE_TYPES, Call, Form
-from torchair.ops.npu.library import dtype_of
+from torchair.ops.npu.library import dtype_of, wrong
 
 _KINDS: dict[type, str] = {int: "Int", float: "Float", bool: "Bool", str: "Str", list: "ListInt"}
 
@@ -36,17 +38,26 @@ def _type_number(operator: str, argument: str, code: Any) -> int | None:
 
 
 def _attributes(operator: str, form: Form, proto: Prototype, given: dict[str, Any]) -> Any:
-    attrs = dict(form.fixed)
+    attrs: dict[str, Any] = dict(form.fixed)
     for spec in proto.attrs:
         name = form.argument(spec.name)
         if name not in given or spec.name in attrs:
             continue
         value = given[name]
         plain(*(value if isinstance(value, (list, tuple)) else [value]))
-        attrs[spec.name] = (
-            _type_number(operator, name, value) if spec.name in form.types else value
-        )
-    return attrs
+        if spec.name in form.words:
+            value = _word(operator, name, form.words[spec.name], value)
+        elif spec.name in form.types:
+            value = _type_number(operator, name, value)
+        attrs[spec.name] = value
+    return {name: value for name, value in attrs.items() if value is not None}
+
+
+def _word(operator: str, argument: str, words: Mapping[Any, Any], value: Any) -> Any:
+    if value not in words:
+        known = ", ".join(repr(word) for word in words)
+        raise wrong(operator, argument, f"is {value!r}, known are {known}")
+    return words[value]
 
 
 def _unplaced(
@@ -87,12 +98,22 @@ def _converter(operator: NpuOperator, form: Form) -> Callable[..., Any]:
     def convert(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
         given = bound(_Schema(call.arguments), args, kwargs)
         private = _unplaced(form, proto(), call, given)
-        ports = [_port(p.kind, given.get(form.argument(p.name))) for p in proto().inputs]
+        fed = given | {n: promote(DataType[f"DT_{t}"], given[n]) for n, t in form.casts.items()}
+        fed |= {n: ge.TensorMove(given[n]) for n in form.copied}
+        ports = [_port(p.kind, fed.get(form.argument(p.name))) for p in proto().inputs]
         made = builder(op_type)(*ports, **_attributes(name, form, proto(), given))
-        _noted(made.node if isinstance(made, Value) else made[0].node, private)
-        if isinstance(made, Value):
-            return made
-        return made[: len(meta_outputs)] if isinstance(meta_outputs, list) else made[0]
+        outputs = [made] if isinstance(made, Value) else list(made)
+        _noted(outputs[0].node, private)
+        by_port = {value.port: value for value in outputs}
+        for port in proto().inputs:
+            argument = form.argument(port.name)
+            if argument in form.assigned and given[argument] is not None:
+                assigned(given[argument], by_port[port.name])
+        inputs = {p.name for p in proto().inputs}
+        found = [by_port[port] for port in form.returned(list(by_port), inputs, call.returns)]
+        if isinstance(meta_outputs, list):
+            return wanted(found[: len(meta_outputs)], meta_outputs)
+        return found[0] if found else None
 
     return convert
 
@@ -106,6 +127,4 @@ class _Schema:
 
 for _operator in operators():
     if _operator.form is not None:
-        _base, _, _overload = _operator.name.partition(".")
-        _target = f"npu.{_base}.{_overload or 'default'}"
-        builtin(_target)(_converter(_operator, _operator.form))
+        builtin(_operator.target)(_converter(_operator, _operator.form))

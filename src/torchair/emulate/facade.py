@@ -29,8 +29,8 @@ def operators() -> dict[str, Callable[..., Any]]:
     """The functions of the package that compute something, by name: the operators of the `npu`
     library, which are defined first."""
     npu.define()
-    bases = {operator.name.partition(".")[0] for operator in npu.operators()}
-    return {name: getattr(torch.ops.npu, name) for name in sorted(bases)}
+    spaces = {operator.base: operator.space for operator in npu.operators()}
+    return {name: getattr(getattr(torch.ops, spaces[name]), name) for name in sorted(spaces)}
 
 
 class TorchNpu(ModuleType):

@@ -9,7 +9,7 @@ from typing import Any
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact
-from torchair.operators.core import Kernel, Op, Trait, add_row
+from torchair.operators.core import Kernel, Op, Trait, add_row, row_of
 from torchair.ops.npu import NpuOperator, operators
 from torchair.ops.npu.forms import GE_TYPES, Call, Form, Outline
 
@@ -31,18 +31,37 @@ def _numbers(form: Form, call: Call, op: Op) -> dict[str, Any]:
     for spec in proto.attrs:
         if spec.name not in form.fixed and spec.name in op.node.attrs:
             value = op.attr(spec.name)
-            if spec.name in form.types:
+            if spec.name in form.words:
+                words = form.words[spec.name]
+                value = next(known for known, word in words.items() if word == value)
+            elif spec.name in form.types:
                 value = None if value == DataType.DT_UNDEFINED else GE_TYPES + int(value)
             found[form.argument(spec.name)] = value
     return found
 
 
-def _facts(results: Any) -> Iterator[Fact]:
+def _leaves(results: Any) -> Iterator[Any]:
     for result in results if isinstance(results, (tuple, list)) else [results]:
         if isinstance(result, (tuple, list)):
-            yield from _facts(result)
-        else:
-            yield Fact(torch_to_ge(result.dtype), tuple(result.shape))
+            yield from _leaves(result)
+        elif result is not None:
+            yield result
+
+
+def _placed(
+    form: Form, call: Call, op: Op, results: list[Any], updated: Callable[[str], Any]
+) -> list[Any]:
+    """Outputs of the node: updated inputs, and results of the operator where they belong."""
+    outputs, inputs = [v.port for v in op.node.outputs], op.node.inputs
+    if not set(outputs) & inputs.keys() and not form.results:
+        return results
+    found = dict(zip(form.returned(outputs, inputs, call.returns), results, strict=True))
+    return [found[p] if inputs.get(p) is None else updated(p) for p in outputs]
+
+
+def _facts(results: Any) -> Iterator[Fact]:
+    for result in _leaves(results):
+        yield Fact(torch_to_ge(result.dtype), tuple(result.shape))
 
 
 def _rule(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], list[Fact]]:
@@ -54,7 +73,8 @@ def _rule(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], list[
             elif value is not None:
                 given[form.argument(port)] = _outline(op[port])
         try:
-            return list(_facts(call.run(operator.fake, given)))
+            found = list(_facts(call.run(operator.fake, given)))
+            return _placed(form, call, op, found, lambda port: op[port])
         except TypeError as e:  # a comparison of sizes that are not known yet
             raise MissingHostValue(f"{op.node}: {e}") from e
 
@@ -64,11 +84,14 @@ def _rule(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], list[
 def _kernel(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], Kernel]:
     def make(op: Op) -> Kernel:
         numbers, ports = _numbers(form, call, op), list(op.node.inputs)
+        updated = {v.port for v in op.node.outputs} & set(ports)
 
         def run(*tensors: Any) -> Any:
-            fed = zip(ports, tensors, strict=True)
-            given = {form.argument(port): t for port, t in fed if t is not None}
-            return call.run(operator.kernel, numbers | given)
+            fed = {p: t for p, t in zip(ports, tensors, strict=True) if t is not None}
+            fed |= {p: fed[p].clone() for p in updated if p in fed}
+            given = {form.argument(port): t for port, t in fed.items()}
+            found = call.run(operator.kernel, numbers | given)
+            return _placed(form, call, op, list(_leaves(found)), fed.get)
 
         return run
 
@@ -76,6 +99,8 @@ def _kernel(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], Ker
 
 
 def _enter(operator: NpuOperator, form: Form) -> None:
+    if row_of(form.type) is not None:
+        return
     call, traits = Call(operator.schema), _COLLECTIVE if form.collective else Trait.NONE
     add_row(form.type, _rule(operator, form, call), _kernel(operator, form, call), traits)
 

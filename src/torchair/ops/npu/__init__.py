@@ -18,10 +18,13 @@ FAMILIES = (
     "activation",
     "experts",
     "fusion_attention",
+    "gates",
     "infer_operators",
     "matmul",
     "mx",
+    "norms",
     "quant",
+    "rope",
     "routing",
     "rows",
 )

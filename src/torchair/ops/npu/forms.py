@@ -3,7 +3,7 @@ of the GE operator are both made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,15 @@ class Form:
     with another name, by the name that GE has. `types` are attributes that name a type: torch_npu
     has other numbers for them. `fixed` attributes are always the same. A number that has no place
     in GE is a private attribute of the node; for a tensor without one the generic node takes the
-    call. `unused` arguments have no effect on values.
+    call. `unused` arguments have no effect on values. `words` has what GE calls values of torch, by
+    attribute; `casts` the types of GE that arguments are cast to.
+
+    An output with the name of an input is that input updated. `copied` arguments are copied before;
+    new values of the `assigned` ones go to the graph's inputs: of what an operator updates and its
+    schema does not say so. `results` are the outputs that torch returns, by the names of their
+    ports, where that is neither all of them nor those that are no updated inputs.
+
+    The kernel of the GE operator is that of the first operator with this type.
     """
 
     type: str
@@ -31,6 +39,11 @@ class Form:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     unused: Sequence[str] = ()
     collective: bool = False  # talks to other processes
+    words: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
+    casts: Mapping[str, str] = field(default_factory=dict)
+    copied: Sequence[str] = ()
+    assigned: Sequence[str] = ()
+    results: Sequence[str] = ()
 
     @staticmethod
     def private(name: str) -> str:
@@ -40,6 +53,14 @@ class Form:
     def argument(self, name: str) -> str:
         """The argument of the torch operator behind a name of GE."""
         return self.names.get(name, name)
+
+    def returned(
+        self, outputs: Sequence[str], inputs: Collection[str], returns: int
+    ) -> Sequence[str]:
+        """Ports of the outputs that an operator with so many results returns, in its order."""
+        if self.results or len(outputs) == returns:
+            return self.results or outputs
+        return [port for port in outputs if port not in inputs]
 
 
 @dataclass(frozen=True)
@@ -53,9 +74,10 @@ class Outline:
     shape: tuple[Any, ...]
     dtype: torch.dtype
 
-    def new_empty(self, dims: Sequence[Any], dtype: torch.dtype | None = None) -> Outline:
+    def new_empty(self, dims: Any, dtype: torch.dtype | None = None) -> Outline:
         """A result of other dims."""
-        return Outline(tuple(dims), dtype or self.dtype)
+        dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
+        return Outline(dims, dtype or self.dtype)
 
     def dim(self) -> int:
         """Number of dims."""
@@ -77,7 +99,16 @@ class Call:
     @cached_property
     def arguments(self) -> list[Any]:
         """What the schema says of each argument."""
-        return list(torch._C.parse_schema(f"npu::{self._text}").arguments)
+        return list(self._schema.arguments)
+
+    @property
+    def returns(self) -> int:
+        """Number of results."""
+        return len(self._schema.returns)
+
+    @cached_property
+    def _schema(self) -> Any:
+        return torch._C.parse_schema(f"npu::{self._text}")
 
     def run(self, function: Any, given: Mapping[str, Any]) -> Any:
         """Call a kernel; arguments that are not given have their default."""

@@ -14,6 +14,8 @@ from torchair.ops.npu.forms import Form
 from torchair.ops.streams import call_plainly
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+ATB = "atb"
+"""The library of torch that some operators of torch_npu are in."""
 DEVICES = ("CPU", "CUDA")
 """Dispatch keys the kernels are for. An emulated device calls the CPU kernel on aliases."""
 
@@ -33,6 +35,7 @@ class NpuOperator:
     `gradient` is there where the real operator has one. `pure` is the operator that an in-place
     one becomes when a graph is made functional: the same arguments, a new tensor as result.
     `form` says which GE operator it is where that is a matter of names; others have a converter.
+    `space` is the library of torch that it is in.
     """
 
     schema: str
@@ -41,11 +44,22 @@ class NpuOperator:
     gradient: Gradient | None = None
     pure: str | None = None
     form: Form | None = None
+    space: str = "npu"
 
     @property
     def name(self) -> str:
         """Name with the overload behind a dot, if it has one."""
         return self.schema.partition("(")[0]
+
+    @property
+    def base(self) -> str:
+        """Name without the overload."""
+        return self.name.partition(".")[0]
+
+    @property
+    def target(self) -> str:
+        """How graphs call it."""
+        return f"{self.space}.{self.base}.{self.name.partition('.')[2] or 'default'}"
 
 
 class NpuOperators(list[NpuOperator]):
@@ -54,6 +68,7 @@ class NpuOperators(list[NpuOperator]):
     def add(
         self, schema: str, fake: Callable[..., Any] | None = None,
         gradient: Gradient | None = None, pure: str | None = None, form: Form | None = None,
+        space: str = "npu",
     ) -> Callable[[_Kernel], _Kernel]:  # fmt: skip
         """One more, whose kernel is the function below. Without `fake` that is run to know the
         results on tensors without data, too; tracing an operator takes several times as long then.
@@ -61,7 +76,7 @@ class NpuOperators(list[NpuOperator]):
         """
 
         def enter(kernel: _Kernel) -> _Kernel:
-            self.append(NpuOperator(schema, kernel, fake or kernel, gradient, pure, form))
+            self.append(NpuOperator(schema, kernel, fake or kernel, gradient, pure, form, space))
             return kernel
 
         return enter
@@ -71,34 +86,33 @@ def like(*places: int) -> Callable[..., Any]:
     """Results without data that are like these arguments, contiguous."""
 
     def fake(*args: Any, **options: Any) -> Any:
-        contiguous = torch.contiguous_format
-        made = tuple(torch.empty_like(args[p], memory_format=contiguous) for p in places)
+        made = tuple(args[p].new_empty(args[p].shape) for p in places)
         return made if len(made) > 1 else made[0]
 
     return fake
 
 
 @cache
-def _library() -> torch.library.Library:
-    return torch.library.Library("npu", "FRAGMENT")
+def _library(space: str) -> torch.library.Library:
+    return torch.library.Library(space, "FRAGMENT")
 
 
-def exists(name: str) -> bool:
+def exists(name: str, space: str = "npu") -> bool:
     """Whether torch knows an operator of the library, whoever defined it."""
     base, _, overload = name.partition(".")
-    known = torch._C._jit_get_schemas_for_operator(f"npu::{base}")
+    known = torch._C._jit_get_schemas_for_operator(f"{space}::{base}")
     return any(schema.overload_name == overload for schema in known)
 
 
 def define_missing(operators: Iterable[NpuOperator]) -> None:
     """Define the operators that torch does not know yet."""
     for operator in operators:
-        if not exists(operator.name):
+        if not exists(operator.name, operator.space):
             _define(operator)
 
 
 def _define(operator: NpuOperator) -> None:
-    library, full = _library(), f"npu::{operator.name}"
+    library, full = _library(operator.space), f"{operator.space}::{operator.name}"
     library.define(operator.schema)
     for device in DEVICES:
         library.impl(operator.name, operator.kernel, device)

@@ -1,0 +1,128 @@
+"""Fused operators of the `npu` library: values, results without data, graphs in all modes.
+
+Dynamo takes most of the time, so many operators are compiled as one graph.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import torchair
+from npu_cases import Case, npu
+from torchair.convert import find
+
+Tensor = torch.Tensor
+MODULES = ("npu_fused_cases",)
+CASES: list[Case] = [case for module in MODULES for case in import_module(module).CASES]
+by_name = pytest.mark.parametrize("case", CASES, ids=str)
+MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
+
+
+def copies(tensors: Any) -> list[Tensor]:
+    return [t.clone() for t in tensors]
+
+
+def assert_close(case: Case, got: Any, expected: Any) -> None:
+    assert len(got) == len(expected), case
+    for g, e in zip(got, expected, strict=True):
+        assert g.shape == e.shape, (case, g.shape, e.shape)
+        rough = case.rough
+        torch.testing.assert_close(
+            g.double(), e.double(), rtol=rough, atol=rough, msg=lambda m: f"{case}: {m}"
+        )
+
+
+# ---- what they give ----
+
+
+@by_name
+def test_values(case):
+    expected = Case("", case.expected, (), case.expected).call(*copies(case.inputs))
+    assert_close(case, case.call(*copies(case.inputs)), expected)
+
+
+@by_name
+def test_results_without_data_look_like_real_ones(case):
+    real = case.call(*copies(case.inputs))
+    with FakeTensorMode() as mode:
+        fake = case.call(*(mode.from_tensor(t) for t in case.inputs))
+    assert [(r.shape, r.dtype) for r in real] == [(f.shape, f.dtype) for f in fake]
+
+
+# ---- graphs ----
+
+
+def compiled(cases: list[Case], inputs: Any, mode: str) -> list[Any]:
+    """Results of all cases from one graph."""
+    config = torchair.CompilerConfig()
+    config.mode = mode if mode != "npugraph_ex" else "max-autotune"
+    backend: Any = torchair.get_npu_backend(compiler_config=config)
+    torch._dynamo.reset()
+    fast = torch.compile(
+        lambda given: [case.call(*x) for case, x in zip(cases, given, strict=True)],
+        backend="npugraph_ex" if mode == "npugraph_ex" else backend,
+        fullgraph=True,
+        dynamic=False,
+    )
+    with torch.no_grad():
+        return list(fast(inputs))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_graphs_in_all_modes(mode):
+    inputs = [copies(case.inputs) for case in CASES]
+    for case, given, got in zip(CASES, inputs, compiled(CASES, inputs, mode), strict=True):
+        own = copies(case.inputs)
+        assert_close(case, got, case.call(*own))
+        if any(op._schema.is_mutable for op in _targets(case)):
+            assert_close(case, given, own)  # updated as eager does
+
+
+def test_operators_have_converters_where_the_original_has_them():
+    for case in CASES:
+        missing = {op for op in _targets(case) if find(op) is None}
+        assert bool(missing) == case.generic, (case, missing)
+
+
+def _targets(case: Case) -> set[Any]:
+    seen: set[Any] = set()
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace in ("npu", "atb"):
+                seen.add(func)
+            return func(*args, **kwargs or {})
+
+    with Watch():
+        case.call(*copies(case.inputs))
+    return seen
+
+
+# ---- what is refused ----
+
+X = torch.ones(2, 3, 4)
+REFUSED: dict[str, Any] = {
+    "approximate": lambda: npu.npu_gelu(X, approximate="some"),
+    "axis": lambda: npu.npu_add_rms_norm_quant(X, X, X[0, 0], X[0, 0], None, axis=0),
+    "cache_mode": lambda: npu.npu_mrope(X[0, 0].long(), X[0], X[0], X[0], 4, cache_mode="none"),
+    "dst_type": lambda: npu.npu_gelu_quant(X, dst_type=290),
+    "group": lambda: npu.npu_group_norm_silu(X, None, None, 2),
+    "input_scale": lambda: npu.npu_gelu_quant(X, quant_mode="static"),
+    "layout": lambda: npu.npu_apply_rotary_pos_emb(X, X, X, X, "SBH"),
+    "output_mask": lambda: npu.npu_add_rms_norm_dynamic_quant(
+        X, X, X[0, 0], output_mask=[False, False]
+    ),
+    "swiglu_mode": lambda: npu.npu_dequant_swiglu_quant(X, swiglu_mode=3),
+    "x": lambda: npu.npu_clipped_swiglu(X, dim=1),
+}
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_what_is_not_supported_is_named(argument):
+    with pytest.raises((NotImplementedError, ValueError), match=f"argument '{argument}'"):
+        REFUSED[argument]()
