@@ -23,6 +23,7 @@ from torch._higher_order_ops.auto_functionalize import (
     get_mutable_args,
     read_view_information_from_args,
 )
+from torch.utils._pytree import tree_leaves
 
 from torchair import ge
 from torchair.convert.automatic import automatic_entry
@@ -42,6 +43,13 @@ class Scalar:
     value: Value
 
 
+@dataclass(frozen=True)
+class Opaque:
+    """A value of the graph that is the handle of an object, which the operator takes."""
+
+    value: Value
+
+
 _NAMED = (torch.dtype, torch.memory_format, torch.layout)
 
 
@@ -54,14 +62,26 @@ def torch_call(target: Any, args: Any, kwargs: Any, results: int, metas: Metas) 
     it is to get in the layouts of `metas`."""
     graph = get_default_ge_graph()
     inputs: list[Value] = []
+    text = _arguments(args, kwargs, inputs, metas)
+    outputs = builder("TorchCall")(inputs, target=_name(target), arguments=text, size_of_y=results)
+    return outputs[0].node if outputs else graph.nodes[-1]
+
+
+def torch_update(target: Any, args: Any, kwargs: Any, changed: Value, metas: Metas) -> Value:
+    """The new value of the one tensor that an operator changes; it has no other results."""
+    inputs: list[Value] = [changed]
+    text = _arguments(args, kwargs, inputs, metas)
+    made: Value = builder("TorchUpdate")(changed, inputs[1:], target=_name(target), arguments=text)
+    return made
+
+
+def _arguments(args: Any, kwargs: Any, inputs: list[Value], metas: Metas) -> str:
+    """Arguments of a generic node as JSON; tensors among them are added to `inputs`."""
     encoded = {"args": _encode(list(args), inputs), "kwargs": _encode(dict(kwargs), inputs)}
     layouts = [_layout(metas[v]) if v in metas else None for v in inputs]
     if any(n is None or n["dims"] or not n["dense"] for n in layouts):
         encoded["layouts"] = layouts
-    outputs = builder("TorchCall")(
-        inputs, target=_name(target), arguments=json.dumps(encoded), size_of_y=results
-    )
-    return outputs[0].node if outputs else graph.nodes[-1]
+    return json.dumps(encoded)
 
 
 def _layout(meta: torch.Tensor) -> dict[str, Any] | None:
@@ -94,11 +114,12 @@ def _name(target: Any) -> str:
 
 
 def _encode(x: Any, inputs: list[Value]) -> Any:
-    if isinstance(x, (Value, Scalar)):
+    if isinstance(x, (Value, Scalar, Opaque)):
         value = x if isinstance(x, Value) else x.value
         if value not in inputs:
             inputs.append(value)
-        return {"tensor" if x is value else "scalar": inputs.index(value)}
+        kind = {Scalar: "scalar", Opaque: "opaque"}.get(type(x), "tensor")
+        return {kind: inputs.index(value)}
     if isinstance(x, (list, tuple)):
         members = [_encode(v, inputs) for v in x]
         return members if isinstance(x, list) else {"tuple": members}
@@ -249,15 +270,31 @@ def _call(target: Any, *args: Any, metas: Any = None) -> Value:
 # ---- the operator itself ----
 
 
-def _by_converter(
-    update: UpdatingCall, entry: Registration, specs: list[TensorSpec]
-) -> tuple[list[Any], list[Value]]:
-    graph, args, kwargs = get_default_ge_graph(), [], {}
+def _only_updates(update: UpdatingCall) -> bool:
+    """Whether all that an operator does is to change one tensor, which nothing else reads."""
+    if len(update.changed) != 1 or update.changed[0].position is not None:
+        return False
+    others = [v for name, v in update.arguments.items() if name != update.changed[0].name]
+    read = any(leaf is update.changed[0].view for leaf in tree_leaves(others))
+    return not read and all(r.alias_info is not None for r in update.op._schema.returns)
+
+
+def _in_schema_order(update: UpdatingCall) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of the operator by position, and by name those that are."""
+    args, kwargs = [], {}
     for a in update.op._schema.arguments:
         if a.kwarg_only:
             kwargs[a.name] = update.arguments[a.name]
         else:
             args.append(update.arguments[a.name])
+    return args, kwargs
+
+
+def _by_converter(
+    update: UpdatingCall, entry: Registration, specs: list[TensorSpec]
+) -> tuple[list[Any], list[Value]]:
+    graph = get_default_ge_graph()
+    args, kwargs = _in_schema_order(update)
     if "meta_outputs" in entry.wants:
         known = [s for s in specs if s is not None]
         kwargs["meta_outputs"] = known[0] if len(known) == 1 else known
@@ -293,6 +330,9 @@ def _following(value: Value, made: set[Any]) -> Value | None:
 
 
 def _by_torch(update: UpdatingCall, metas: Metas) -> tuple[list[Any], list[Value]]:
+    if _only_updates(update):
+        args, kwargs = _in_schema_order(update)
+        return [], [torch_update(update.op, args, kwargs, update.changed[0].view, metas)]
     names, _ = get_mutable_args(update.op)
     kwargs = {k: v for k, v in update.arguments.items() if k not in names}
     for name in names:

@@ -20,7 +20,7 @@ from torchair import ge
 from torchair.convert.air import Scopes
 from torchair.convert.automatic import attach_rule, automatic_entry
 from torchair.convert.control import value_of
-from torchair.convert.generic import FUNCTIONALIZED, Scalar, generic_update, torch_call
+from torchair.convert.generic import FUNCTIONALIZED, Opaque, Scalar, generic_update, torch_call
 from torchair.convert.registry import Decline, Registration, find
 from torchair.convert.results import SYMBOLS, Results, bases, creator, layout_of
 from torchair.convert.shape import ViewFolder
@@ -35,6 +35,7 @@ from torchair.ge.shapes import Dim, Sym, contiguous_strides, from_torch, symbol
 from torchair.ge.signature import Conversion, InputSource, Signature
 from torchair.log import logger
 from torchair.operators.core import SIDE_EFFECTS
+from torchair.operators.opaque import is_opaque, real_object
 from torchair.ops.purity import is_foreign
 
 aten = torch.ops.aten
@@ -109,6 +110,8 @@ class GraphConverter:
             self._env[node] = ValuePack(meta, self._tensor_input(node, arg, meta))
         elif isinstance(meta, (*SYMBOLS, *NUMBERS)):
             self._env[node] = ValuePack(meta, self._scalar_input(node, arg, meta))
+        elif is_opaque(meta):
+            self._env[node] = ValuePack(meta, self._opaque_input(node, arg))
         else:
             self._env[node] = ValuePack(meta, meta)
 
@@ -146,6 +149,13 @@ class GraphConverter:
             value.content = expr
         return value
 
+    def _opaque_input(self, node: fx.Node, arg: int) -> Value:
+        """A handle: each call hands over an object of its own."""
+        dtype = DataType.DT_INT64
+        self.signature.inputs.append(InputSource((arg,), "opaque", dtype))
+        index = len(self.signature.inputs) - 1
+        return ge.Data(index=index, dtype=dtype, shape=[], placement="CPU", node_name=node.name)
+
     def _random_inputs(self) -> None:
         """Inputs that random converters have added; no argument feeds them."""
         for node in self.graph.data[len(self.signature.inputs) :]:
@@ -160,7 +170,7 @@ class GraphConverter:
         if isinstance(found, torch.Tensor):
             self._env[node] = ValuePack(node.meta.get("val", found), ge.Const(found))
         else:
-            self._env[node] = ValuePack(found, found)
+            self._env[node] = ValuePack(found, real_object(found))
 
     # ---- calls ----
 
@@ -324,6 +334,8 @@ class GraphConverter:
             pack = self._env[n]
             if isinstance(pack.meta, SYMBOLS) and isinstance(pack.npu, Value):
                 return Scalar(pack.npu)
+            if isinstance(pack.npu, Value) and is_opaque(pack.meta):
+                return Opaque(pack.npu)
             found = _map(self.views.emit, pack.npu)
             known = zip(_leaves(found), _leaves(pack.meta), strict=False)
             metas.update((v, m) for v, m in known if isinstance(m, torch.Tensor))

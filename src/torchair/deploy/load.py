@@ -24,6 +24,7 @@ from torchair.fx.dump import as_array
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
+from torchair.ge.prototypes import TORCH_CALLS
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import Computed, InputSource, InputView
 from torchair.operators import infer
@@ -216,7 +217,7 @@ def _loaded(
 def _check_operators(graph: Graph) -> None:
     """Generic nodes call torch operators by name; that must not reach files or Python objects."""
     for node in graph.nodes:
-        if node.type != "TorchCall":
+        if node.type not in TORCH_CALLS:
             continue
         name = str(node.attr("target", ""))
         if name.startswith(("object:", "higher_order::")) or name.split(".")[0] in _FORBIDDEN:
@@ -353,7 +354,7 @@ def _place(graph: Graph, convention: Convention, device: str) -> None:
         node.outputs[0].device_type = kind
     stays = () if on_host or device == "cpu" else ("cpu",)
     for node in graph.nodes:
-        if node.type == "TorchCall":
+        if node.type in TORCH_CALLS:
             node.attrs["arguments"] = attr.Str(_on(device, stays, str(node.attr("arguments"))))
     signature.results[:] = [
         replace(r, device=device) if isinstance(r, Computed) else r for r in signature.results

@@ -24,6 +24,7 @@ from torchair.engine.run.native import picker, same_as
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge import attr
 from torchair.ge.graph import Graph
+from torchair.ge.prototypes import TORCH_CALLS
 
 Caller = Callable[[Sequence[Any]], Any]
 Memory = Callable[[int], torch.Tensor]
@@ -111,7 +112,7 @@ class HostedGraph(TorchNpuGraph):
     def load(self, graph: Graph, *args: Any, **kwargs: Any) -> None:
         """Take a graph over; where it names the emulated device, the host is meant."""
         for node in graph.nodes:
-            if node.type == "TorchCall":
+            if node.type in TORCH_CALLS:
                 node.attrs["arguments"] = attr.Str(_DEVICE.sub(_host_text, node.attr("arguments")))
         for key, value in graph.objects.items():
             if isinstance(value, fx.GraphModule):

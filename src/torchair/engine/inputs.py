@@ -19,6 +19,7 @@ from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
 from torchair.ge.shapes import Shape, Sym, compile_dims, is_static, on_wire
 from torchair.operators import steering_nodes
+from torchair.operators.opaque import handle_of
 
 
 class GraphInputs:
@@ -268,6 +269,9 @@ def _reader(source: sig.InputSource) -> Callable[[Sequence[Any]], Any]:
     if source.kind == "scalar":
         position = source.args[0]
         return lambda args: torch.tensor(args[position], dtype=dtype)
+    if source.kind == "opaque":
+        position = source.args[0]
+        return lambda args: handle_of(args[position])
     return lambda args: torch.tensor([args[a] for a in source.args], dtype=dtype)
 
 

@@ -20,10 +20,14 @@ from torchair.ge.dtypes import DataType
 _OWN = """\
 Const		y	value:Tensor _readable_value:Str=null
 TorchCall	x*	y*	target:Str arguments:Str
+TorchUpdate	ref x*	y	target:Str arguments:Str
 ConvGradients	x filter out_backprop	dx dw	strides:ListInt pads:ListInt \
 dilations:ListInt groups:Int data_format:Str
 """
 
+
+TORCH_CALLS = ("TorchCall", "TorchUpdate")
+"""Generic nodes: any torch operator, and any that does nothing but update one tensor."""
 
 PortKind = Literal["required", "optional", "dynamic"]
 _MARKS: dict[str, PortKind] = {"?": "optional", "*": "dynamic"}

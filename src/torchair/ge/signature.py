@@ -87,8 +87,8 @@ def computed(results: Iterable[Result]) -> list[Computed]:
     return [r for r in found if isinstance(r, Computed)]
 
 
-SourceKind = Literal["tensor", "scalar", "packed", "random"]
-"""Scalars are 0-d, packed numbers and random offsets 1-d."""
+SourceKind = Literal["tensor", "scalar", "packed", "random", "opaque"]
+"""Scalars and handles of opaque objects are 0-d, packed numbers and random offsets 1-d."""
 
 
 @dataclass(frozen=True)

@@ -311,12 +311,12 @@ def torch_type(attr: str) -> Callable[[Op], torch.dtype]:
 
 def writes_first(change: Callable[..., Any]) -> Kernel:
     """A kernel from one that updates its first tensor: without `out` a copy is updated, `out` being
-    the first tensor itself means in place, any other `out` gets a copy first."""
+    the first tensor itself or its memory means in place, any other `out` gets a copy first."""
 
     def run(x: torch.Tensor, *rest: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         if out is None:
             out = x.clone(memory_format=torch.contiguous_format)
-        elif out is not x:
+        elif out is not x and out.data_ptr() != x.data_ptr():
             out.copy_(x)
         change(out, *rest)
         return out

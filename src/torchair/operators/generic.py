@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
@@ -20,6 +22,7 @@ from torchair.ge.prototypes import UserKernel, prototype
 from torchair.ge.shapes import is_static
 from torchair.operators import core
 from torchair.operators.core import Kernel, Op, Order, Row, Trait, add_row, all_contiguous
+from torchair.operators.opaque import object_of
 
 
 def find_target(node: Node) -> Any:
@@ -45,13 +48,17 @@ def _overload(name: str) -> Any:
         raise GraphError(f"torch has no operator {name!r}; import the library it is in") from None
 
 
-def _decode(x: Any, get: Callable[[str, int], Any], node: Node) -> Any:
+Read = Callable[[str, int], Any]
+"""Gives an argument that is an input of the node: its kind, and which input."""
+
+
+def _decode(x: Any, get: Read, node: Node) -> Any:
     if isinstance(x, list):
         return [_decode(v, get, node) for v in x]
     if not isinstance(x, dict):
         return x
     ((kind, v),) = x.items()
-    if kind in ("tensor", "scalar"):
+    if kind in _INPUTS:
         return get(kind, v)
     if kind == "tuple":
         return tuple(_decode(e, get, node) for e in v)
@@ -70,24 +77,87 @@ def _decode(x: Any, get: Callable[[str, int], Any], node: Node) -> Any:
     raise GraphError(f"{node} has an argument of unknown kind {kind!r}")
 
 
+_INPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tensor": lambda t: t,
+    "scalar": torch.Tensor.item,
+    "opaque": object_of,
+}
+"""How arguments are made of inputs, by their kind."""
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An argument that is an input of the node."""
+
+    kind: str
+    index: int
+
+
+class Arguments:
+    """The arguments of a generic node, decoded once; a call only puts its tensors in."""
+
+    def __init__(self, node: Node) -> None:
+        spec = json.loads(node.attr("arguments"))
+        self._args = [_reader(_decode(a, _Input, node)) for a in spec["args"]]
+        found = _decode(spec["kwargs"], _Input, node)
+        self._kwargs = {name: _reader(value) for name, value in found.items()}
+
+    def __call__(self, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments for one call."""
+        kwargs = {name: read(tensors) for name, read in self._kwargs.items()}
+        return [read(tensors) for read in self._args], kwargs
+
+
+def _reader(tree: Any) -> Callable[[Sequence[Any]], Any]:
+    """A function from the inputs of the node to one argument."""
+    if isinstance(tree, _Input):
+        make, index = _INPUTS[tree.kind], tree.index
+        return itemgetter(index) if tree.kind == "tensor" else lambda t: make(t[index])
+    if not any(isinstance(leaf, _Input) for leaf in tree_flatten(tree)[0]):
+        return lambda tensors: tree
+    return lambda t: tree_map_only(_Input, lambda x: _INPUTS[x.kind](t[x.index]), tree)
+
+
 def _kernel(op: Op) -> Kernel:
     node = op.node
-    target = finished(find_target(node))
-    spec = json.loads(node.attr("arguments"))
-    orders = layouts(node)
+    target, arguments = finished(find_target(node)), Arguments(node)
+    settled = _settling(node)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        given = zip(tensors, orders, strict=True)
-        tensors = [t if order is None else order.settled(t) for t, order in given]
-
-        def get(kind: str, i: int) -> Any:
-            return tensors[i].item() if kind == "scalar" else tensors[i]
-
-        kwargs = _decode(spec["kwargs"], get, node)
-        results = _leaves(target(*_decode(spec["args"], get, node), **kwargs))
-        return [_own(r, tensors) for r in results]
+        tensors = settled(tensors)
+        args, kwargs = arguments(tensors)
+        return [_own(r, tensors) for r in _leaves(target(*args, **kwargs))]
 
     return run
+
+
+def _update_kernel(op: Op) -> Kernel:
+    """A torch operator that changes its first tensor, which is the result."""
+    target, arguments = find_target(op.node), Arguments(op.node)
+    first, *_ = layouts(op.node)
+    settled = _settling(op.node, skip=1)
+
+    def change(out: torch.Tensor, others: list[torch.Tensor]) -> None:
+        own = out if first is None else first.settled(out)
+        args, kwargs = arguments([own, *settled(others)])
+        target(*args, **kwargs)
+        if own is not out:
+            out.copy_(own)
+
+    return core.writes_first(change)
+
+
+def _settling(node: Node, skip: int = 0) -> Callable[[list[Any]], list[Any]]:
+    """Brings inputs into the layouts that tracing saw, all but the first ones."""
+    orders = layouts(node)[skip:]
+    if all(order is None for order in orders):
+        return lambda tensors: tensors
+
+    def settle(tensors: list[Any]) -> list[Any]:
+        given = zip(tensors, orders, strict=True)
+        return [t if order is None else order.settled(t) for t, order in given]
+
+    return settle
 
 
 def layouts(node: Node) -> list[Order | None]:
@@ -143,6 +213,8 @@ def _rule(op: Op) -> list[Fact]:
     if traced and all(is_static(f.shape) for f in declared):
         return declared
 
+    if _opaque_inputs(node):  # their fake kernels would ask for objects, which calls have
+        return declared
     orders = [order or Order() for order in layouts(node)]
 
     def get(kind: str, i: int) -> Any:
@@ -167,12 +239,11 @@ def _rule(op: Op) -> list[Fact]:
     return [Fact(torch_to_ge(r.dtype), tuple(r.shape)) for r in results]
 
 
-def _scalar_inputs(node: Node) -> list[Value]:
-    """Inputs that the operator takes as Python numbers."""
+def _inputs_of_kind(node: Node, wanted: str) -> list[Value]:
     found: list[Value] = []
 
     def get(kind: str, i: int) -> None:
-        if kind == "scalar":
+        if kind == wanted:
             found.append(node.values()[i])
 
     spec = json.loads(node.attr("arguments"))
@@ -180,7 +251,21 @@ def _scalar_inputs(node: Node) -> list[Value]:
     return found
 
 
+def _scalar_inputs(node: Node) -> list[Value]:
+    """Inputs that the operator takes as Python numbers."""
+    return _inputs_of_kind(node, "scalar")
+
+
+def _opaque_inputs(node: Node) -> list[Value]:
+    """Inputs that are handles of objects."""
+    return _inputs_of_kind(node, "opaque")
+
+
 add_row("TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, layouts=layouts)
+add_row(
+    "TorchUpdate", core.like_first, _update_kernel, Trait.RANDOM | Trait.WRITES_FIRST, out=True,
+    also_host=_scalar_inputs, layouts=layouts,
+)  # fmt: skip
 
 
 # ---- rows of the operators that users gave a kernel with `ge.register_kernel` ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torchair.ge.graph import INPUTS, Node
-from torchair.ge.prototypes import is_users
+from torchair.ge.prototypes import TORCH_CALLS, is_users
 from torchair.operators.core import Trait, row_of
 from torchair.operators.generic import find_target
 from torchair.ops import purity
@@ -16,7 +16,7 @@ _EFFECTS = Trait.SIDE_EFFECT | Trait.COMMUNICATION | Trait.RANDOM | Trait.DRAWS
 def is_foreign(node: Node) -> bool:
     """Whether a node may do anything: torch operators of other libraries, and what users gave a
     kernel for."""
-    if node.type == "TorchCall":
+    if node.type in TORCH_CALLS:
         # By its name: a graph from a file may call an operator whose library is not loaded.
         return node.attr("target").partition("::")[0] not in purity.OWN_NAMESPACES
     return node.type not in (*INPUTS, "NetOutput") and is_users(node.type)
@@ -27,7 +27,7 @@ def is_pure(node: Node) -> bool:
     while compiling. Nobody knows that of the operators of other libraries."""
     if is_foreign(node):
         return False
-    if node.type == "TorchCall":
+    if node.type in TORCH_CALLS:
         return purity.is_pure(find_target(node))
     row = row_of(node.type)
     return row is not None and not row.has(_EFFECTS)
@@ -35,7 +35,7 @@ def is_pure(node: Node) -> bool:
 
 def draws(node: Node) -> bool:
     """Whether a node takes numbers from torch's generator."""
-    if node.type == "TorchCall":
+    if node.type in TORCH_CALLS:
         return torch.Tag.nondeterministic_seeded in getattr(find_target(node), "tags", ())
     row = row_of(node.type)
     return row is not None and row.has(Trait.DRAWS)

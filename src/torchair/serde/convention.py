@@ -136,7 +136,7 @@ def _source(record: Mapping[str, Any]) -> InputSource:
         bool(record["static"]), _int(record["count"]),
     )  # fmt: skip
     known = made.kind in get_args(kinds.SourceKind)
-    if not known or (made.kind in ("tensor", "scalar") and len(made.args) != 1):
+    if not known or (made.kind in ("tensor", "scalar", "opaque") and len(made.args) != 1):
         raise SerializationError(f"an input of kind {made.kind!r} has {len(made.args)} arguments")
     if not 0 <= made.count < 1 << 32:
         raise SerializationError(f"{made.count} random offsets are not drawn")

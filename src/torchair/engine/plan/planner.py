@@ -277,7 +277,8 @@ class _Build:
         """A rule that leaves dims as tracing saw them is asked about the sizes of this plan."""
         for own, fact in zip(infer(node, self._plain), facts, strict=True):
             dims = layout.each_size(value_of, fact).shape
-            if own.shape is not None and dims is not None and tuple(own.shape) != dims:
+            known = own.shape is not None and is_static(own.shape)
+            if known and dims is not None and tuple(own.shape or ()) != dims:
                 raise Unfit(f"{node.name} has other dims than the graph says")
 
     def _told(self, value: Value, fact: Fact) -> Fact:
@@ -396,11 +397,15 @@ class _Build:
         return layout.in_format(meta, torch.channels_last)
 
     def _successor(self, node: Node, row: Row) -> Root | None:
-        """The buffer of an input that this elementwise step may overwrite, if it ends here."""
-        if not (row.out and row.has(Trait.ELEMENTWISE) and len(node.outputs) == 1):
+        """The buffer of an input that this step may overwrite, if it ends here: an operand of an
+        elementwise one, or what it updates."""
+        if not row.out or len(node.outputs) != 1:
             return None
+        candidates = node.values() if row.has(Trait.ELEMENTWISE) else []
+        if row.has(Trait.WRITES_FIRST) and node.values().count(node.values()[0]) == 1:
+            candidates = node.values()[:1]
         made = self._meta(self.facts[node.outputs[0]])
-        for value in node.values():
+        for value in candidates:
             slot = self.slot[value]
             root = self.root[slot]
             if root.kind != "arena" or self.metas[slot] is not root.meta:

@@ -10,6 +10,7 @@ from torchair.engine.optimize.passes.ordering import Lanes, draws
 from torchair.engine.plan.records import Plan, Root, Schedule, Step
 from torchair.engine.run.segment import Range, range_of
 from torchair.ge.graph import Node
+from torchair.ge.prototypes import TORCH_CALLS
 from torchair.operators.generic import find_target
 
 _WORLD: Range = (-2, 0, 1)  # what operators change beside tensors: generators, output
@@ -181,7 +182,7 @@ def _memory_needs(
         node = step.node
         if _changes_arguments(node):
             written += read
-        if node.type == "TorchCall" and (draws(node) or node in node.graph.keep_alive):
+        if node.type in TORCH_CALLS and (draws(node) or node in node.graph.keep_alive):
             written.append(_WORLD)  # it draws from torch's generator, or runs for what it does
         log.add(k, read, written)
     return log.needs

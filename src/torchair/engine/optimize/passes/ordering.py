@@ -15,6 +15,7 @@ from torchair.ge import attrs as attr
 from torchair.ge.build import Data
 from torchair.ge.dtypes import DataType, ExecutorType, Placement
 from torchair.ge.graph import INPUTS, Graph, Node, Value, needed_by, topological
+from torchair.ge.prototypes import TORCH_CALLS
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import InputSource
 from torchair.operators import Trait, has_trait
@@ -103,7 +104,7 @@ def _before_updates(graph: Graph, effects: list[Node], state: GraphState) -> Non
 
 def communicates(node: Node) -> bool:
     """Whether a node talks to other processes."""
-    if node.type == "TorchCall":
+    if node.type in TORCH_CALLS:
         return is_collective(node.attr("target"))
     return has_trait(node, Trait.COMMUNICATION)
 
