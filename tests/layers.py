@@ -12,7 +12,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     12: ("inference", "llm_datadist", "npugraph_ex", "reporting"),
     11: ("deploy", "explanation", "verification"),
     10: ("backend",),
-    9: ("pipeline",),
+    9: ("cacheable", "pipeline"),
     8: ("concrete", "runner"),
     7: ("capture",),
     6: ("devices",),
@@ -37,6 +37,7 @@ KNOWN_TO: dict[str, tuple[str, ...]] = {
 # They must point down as well; what they are excused from is standing at the top of the file.
 # Example: ("torchair.backend", "torchair.pipeline"): "converters load on the first compile".
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
+    ("torchair.backend", "torchair.cacheable"): "as for torchair.pipeline",
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
     ("torchair.backend", "torchair.fx.tracing"): "imports torch._functorch and torch._dynamo",
     ("torchair.backend", "torchair.ops.hcom"): "imports functional collectives of torch",

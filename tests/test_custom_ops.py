@@ -140,7 +140,7 @@ def test_updates_in_place(lib, name, declared, dynamic):
     if declared:
         declare_accumulate()
     types = check(UPDATES[name](op), *((4, 5) if dynamic else (4,)), dynamic=dynamic)
-    assert ("Accumulate" in types, "TorchCall" in types) == (declared, not declared)
+    assert ("Accumulate" in types, "TorchUpdate" in types) == (declared, not declared)
 
 
 def test_several_updates_and_results(lib):
@@ -194,7 +194,7 @@ def test_a_converter_without_an_output_for_the_update(lib):
         lambda x, y, alpha: ge.custom_op("Accumulate", inputs={"x": x, "y": y})
     )
     try:
-        assert "TorchCall" in check(UPDATES["whole"](op))
+        assert "TorchUpdate" in check(UPDATES["whole"](op))
     finally:
         unregister(op)
 
@@ -223,9 +223,9 @@ def test_generic_updates_travel_with_a_file(lib):
     op = define(lib, "accumulate(Tensor(a!) x, Tensor y, float alpha) -> ()", accumulate)
     run, graphs = compiled(UPDATES["whole"](op))
     run(torch.ones(2, 2), torch.ones(2, 2))
-    (node,) = [n for n in graphs[0].nodes if n.type == "TorchCall"]
-    assert node.attr("target") == "higher_order::auto_functionalized_v2"
-    assert json.loads(node.attr("arguments"))["args"] == [{"op": "custom_define::accumulate"}]
+    (node,) = [n for n in graphs[0].nodes if n.type == "TorchUpdate"]
+    assert node.attr("target") == "custom_define::accumulate"
+    assert json.loads(node.attr("arguments"))["args"] == [{"tensor": 0}, {"tensor": 1}, 2.0]
     assert not graphs[0].objects
 
 

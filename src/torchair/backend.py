@@ -106,6 +106,7 @@ def compile_with_aot(
         return flatten_graph_inputs(gm, example_inputs, partial(again, speaker=speaker))
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
+        from torchair.cacheable import CompiledGraph, is_wanted
         from torchair.fx.passes import fx_text
         from torchair.fx.tracing import kept_whole, partition, quicken_guards
         from torchair.pipeline import NpuFxCompiler
@@ -121,6 +122,9 @@ def compile_with_aot(
         compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, gears=gears))
         if finish is not None:
             return lambda graph, inputs: boxed(finish(graph, compiler(graph, inputs)))
+        if is_wanted():
+            around = partial(spoken_by, speaker)
+            return lambda graph, inputs: CompiledGraph(compiler(graph, inputs), around)
         return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
 
     keep = config.experimental_config.keep_inference_input_mutations

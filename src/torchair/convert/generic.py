@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from torchair.convert.registry import Decline, Registration, builtin, find, size
 from torchair.convert.results import hints, order_of
 from torchair.ge.build import builder
 from torchair.ge.graph import Fact, Node, TensorSpec, Value, get_default_ge_graph
-from torchair.ge.shapes import contiguous_strides
+from torchair.ge.shapes import contiguous_strides, from_torch
 from torchair.log import logger
 
 
@@ -67,11 +68,16 @@ def torch_call(target: Any, args: Any, kwargs: Any, results: int, metas: Metas) 
     return outputs[0].node if outputs else graph.nodes[-1]
 
 
-def torch_update(target: Any, args: Any, kwargs: Any, changed: Value, metas: Metas) -> Value:
-    """The new value of the one tensor that an operator changes; it has no other results."""
+def torch_update(
+    target: Any, args: Any, kwargs: Any, changed: Value, metas: Metas, fresh: bool
+) -> Value:
+    """The new value of the one tensor that an operator changes; it has no other results. What was
+    in a `fresh` one is not defined."""
     inputs: list[Value] = [changed]
     text = _arguments(args, kwargs, inputs, metas)
-    made: Value = builder("TorchUpdate")(changed, inputs[1:], target=_name(target), arguments=text)
+    made: Value = builder("TorchUpdate")(
+        changed, inputs[1:], target=_name(target), arguments=text, fresh=fresh
+    )
     return made
 
 
@@ -161,6 +167,7 @@ class Changed:
     position: int | None
     info: Any
     view: Value
+    reshaped: bool  # the view is the whole base with other dims
 
 
 Inner = Callable[["UpdatingCall"], tuple[list[Any], list[Value]]]
@@ -173,52 +180,62 @@ def functionalized(op: Any, *, meta_outputs: Any, meta_keywords: Any, **kwargs: 
     entry = find(op) or automatic_entry(op)
     if entry is None:
         raise Decline(f"{op} has no converter")
-    update = UpdatingCall(op, kwargs, meta_keywords["_all_bases"])
+    update = UpdatingCall(op, kwargs, meta_keywords)
     specs = meta_outputs[: len(meta_outputs) - len(update.bases)]
     return update.run(lambda u: _by_converter(u, entry, specs))
 
 
 def generic_update(
-    op: Any, kwargs: dict[str, Any], meta_bases: Sequence[torch.Tensor], metas: Metas
+    op: Any, kwargs: dict[str, Any], traced: Mapping[str, Any], metas: Metas, fresh: bool
 ) -> list[Any]:
-    """The same for an operator without a converter: torch makes the copies itself."""
-    return UpdatingCall(op, dict(kwargs), meta_bases, copy=False).run(lambda u: _by_torch(u, metas))
+    """The same for an operator without a converter: torch makes the copies itself. `fresh` says
+    that what was in the bases is not defined."""
+    made = UpdatingCall(op, dict(kwargs), traced, copy=False)
+    return made.run(lambda update: _by_torch(update, metas, fresh))
 
 
 class UpdatingCall:
     """One call of an operator that changes some of its arguments."""
 
     def __init__(
-        self, op: Any, kwargs: dict[str, Any], meta_bases: Sequence[torch.Tensor],
-        copy: bool = True,
-    ) -> None:  # fmt: skip
+        self, op: Any, kwargs: dict[str, Any], traced: Mapping[str, Any], copy: bool = True
+    ) -> None:
+        """`traced` are the same arguments as tracing saw them."""
         if not isinstance(op, torch._ops.OpOverload):
             raise Decline(f"{op} is a higher-order operator")
         names, types = get_mutable_args(op)
         if any(f"_{name}_dtype" in kwargs for name in names):
             raise Decline(f"{op} only writes to its arguments")
         self.op = op
-        self.metas = meta_bases
+        self.metas: Sequence[torch.Tensor] = traced["_all_bases"]
         self.bases: list[Value] = kwargs.pop("_all_bases")
+        seen = read_view_information_from_args(names, types, dict(traced), self.metas)
         infos = read_view_information_from_args(names, types, kwargs, self.bases)
         self.arguments = {**kwargs, **dict.fromkeys(names)}
         self.copies = [ge.Clone(b) for b in self.bases] if copy else list(self.bases)
         self.changed: list[Changed] = []
         for name, info in infos.items():
-            self._take_views(name, info)
+            self._take_views(name, info, seen[name])
 
-    def _take_views(self, name: str, info: Any) -> None:
+    def _take_views(self, name: str, info: Any, seen: Any) -> None:
         """The arguments that are changed, out of the copies."""
         if info is None:
             return
         several = isinstance(info, list)
+        pairs = zip(info, seen, strict=True) if several else [(info, seen)]
         members = [
-            None if i is None else Changed(name, k if several else None, i, self._view(i))
-            for k, i in enumerate(info if several else [info])
+            None if i is None else self._changed(name, k if several else None, i, s)
+            for k, (i, s) in enumerate(pairs)
         ]
         self.changed += [m for m in members if m is not None]
         values = [None if m is None else m.view for m in members]
         self.arguments[name] = values if several else values[0]
+
+    def _changed(self, name: str, position: int | None, info: Any, seen: Any) -> Changed:
+        if _is_reshaped(seen, self.metas[info.base_index]):
+            view: Value = ge.Reshape(self.copies[info.base_index], info.size)
+            return Changed(name, position, info, view, True)
+        return Changed(name, position, info, self._view(info), False)
 
     def _view(self, info: Any) -> Value:
         base, meta = self.copies[info.base_index], self.metas[info.base_index]
@@ -235,13 +252,17 @@ class UpdatingCall:
         for changed, new in zip(self.changed, news, strict=True):
             new.learn(Fact(changed.view.dtype, changed.view.shape))
             index = changed.info.base_index
-            self.copies[index] = self._put_back(changed.info, new)
+            self.copies[index] = self._put_back(changed, new)
         if any(r.alias_info is not None for r in self.op._schema.returns):
             results = [news[0]]  # what an in-place operator returns is its argument
         return [*(results or [None]), *self.copies]
 
-    def _put_back(self, info: Any, new: Value) -> Value:
+    def _put_back(self, changed: Changed, new: Value) -> Value:
+        info = changed.info
         base, meta = self.copies[info.base_index], self.metas[info.base_index]
+        if changed.reshaped:
+            whole: Value = ge.Reshape(new, sizes([value_of(from_torch(d)) for d in meta.shape]))
+            return whole
         if isinstance(info, SliceViewInfo):
             bounds = (info.dim, info.start, info.end)
             return _call(aten.slice_scatter.default, base, new, *bounds)
@@ -254,6 +275,15 @@ class UpdatingCall:
         copied = ge.ViewCopy(base, info.size, info.stride, offset, new, info.size, own, [0])
         assert isinstance(copied, Value)
         return copied
+
+
+def _is_reshaped(info: Any, base: torch.Tensor) -> bool:
+    """Whether a view is the whole base, row after row, with other dims."""
+    if not isinstance(info, AsStridedViewInfo) or not base.is_contiguous():
+        return False
+    dims, strides = ([from_torch(d) for d in numbers] for numbers in (info.size, info.stride))
+    same = prod(dims) == prod(from_torch(d) for d in base.shape)
+    return same and info.storage_offset == 0 and contiguous_strides(tuple(dims)) == tuple(strides)
 
 
 def _call(target: Any, *args: Any, metas: Any = None) -> Value:
@@ -329,10 +359,11 @@ def _following(value: Value, made: set[Any]) -> Value | None:
     return None
 
 
-def _by_torch(update: UpdatingCall, metas: Metas) -> tuple[list[Any], list[Value]]:
+def _by_torch(update: UpdatingCall, metas: Metas, fresh: bool) -> tuple[list[Any], list[Value]]:
     if _only_updates(update):
         args, kwargs = _in_schema_order(update)
-        return [], [torch_update(update.op, args, kwargs, update.changed[0].view, metas)]
+        view = update.changed[0].view
+        return [], [torch_update(update.op, args, kwargs, view, metas, fresh)]
     names, _ = get_mutable_args(update.op)
     kwargs = {k: v for k, v in update.arguments.items() if k not in names}
     for name in names:

@@ -40,6 +40,10 @@ from torchair.ops.purity import is_foreign
 
 aten = torch.ops.aten
 NUMBERS = (bool, int, float)
+_EMPTY = (
+    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
+    aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
+)  # fmt: skip
 _MARKS = ("air::scope_enter", "air::scope_exit", "air::record", "air::wait")
 
 
@@ -378,13 +382,14 @@ class GraphConverter:
 
     def _functional(self, node: fx.Node, kwargs: Any, metas: dict[Value, torch.Tensor]) -> Any:
         """A generic node that changes arguments, None where views of them are too involved."""
-        bases = self._traced(node.kwargs["_all_bases"])
+        traced = self._traced(dict(node.kwargs))
+        fresh = all(_is_empty(base) for base in node.kwargs["_all_bases"])  # type: ignore[union-attr]
         mark = (len(self.graph.journal), len(self.graph))
         entry = find(node.target)
         assert entry is not None
         views = {k: self._argument(v, entry) for k, v in node.kwargs.items() if k[:1] == "_"}
         try:
-            return generic_update(node.args[0], {**kwargs, **views}, bases, metas)
+            return generic_update(node.args[0], {**kwargs, **views}, traced, metas, fresh)
         except Decline as e:
             self._undo(*mark)
             logger.debug("%s is kept as torch has it: %s", node.target, e)
@@ -452,6 +457,11 @@ def _is_air(target: Any) -> bool:
 def _is_operator(target: Any) -> bool:
     kinds = (torch._ops.OpOverload, torch._ops.HigherOrderOperator, torch._ops.OpOverloadPacket)
     return isinstance(target, kinds)
+
+
+def _is_empty(node: Any) -> bool:
+    """Whether a node allocates memory and leaves open what is in it."""
+    return isinstance(node, fx.Node) and node.target in _EMPTY
 
 
 def _all_empty(meta: Any) -> bool:

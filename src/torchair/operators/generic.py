@@ -144,7 +144,18 @@ def _update_kernel(op: Op) -> Kernel:
         if own is not out:
             out.copy_(own)
 
-    return core.writes_first(change)
+    return _writes_anew(change) if op.attr("fresh") else core.writes_first(change)
+
+
+def _writes_anew(change: Callable[..., Any]) -> Kernel:
+    """A kernel from one that updates a tensor whose content is not defined: nothing is copied."""
+
+    def run(x: torch.Tensor, *rest: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        made = torch.empty_like(x) if out is None else out
+        change(made, *rest)
+        return made
+
+    return run
 
 
 def _settling(node: Node, skip: int = 0) -> Callable[[list[Any]], list[Any]]:
