@@ -46,6 +46,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.cli", "torchair.runner"): "for one command",
     ("torchair.cli", "torchair.reporting.recorder"): "loads AOTAutograd, for one command",
     ("torchair.cli", "torchair.verification.api"): "as for reporting.recorder",
+    ("torchair.vllm_plugin", "torchair.vllm_plugin.linear"): "needs vLLM, which calls the function",
     ("torchair", "torchair.reporting.recorder"): "for graphs that are reported on",
     ("torchair.codegen.cpu.target", "torchair.codegen.cpu.generators"): "no text, no generators",
     ("torchair.deploy.cached", "torchair.deploy.storing"): "loads the engine, to write a file",

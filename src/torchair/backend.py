@@ -92,11 +92,13 @@ def compile_with_aot(
     decompositions: dict[Any, Any],
     speaker: TorchairLogger = logger,
     finish: Callable[..., Any] | None = None,
+    static: frozenset[int] | None = None,
 ) -> Callable[..., Any]:
     """Forward, backward and inference graphs of a Dynamo graph, each through the pipeline.
 
     `speaker` is the logger of the surface that the user called. `finish` gets each FX graph and
-    what was compiled of it, and gives what runs instead.
+    what was compiled of it, and gives what runs instead. `static` are the arguments that are
+    parameters, where Dynamo does not tell.
     """
     from torch._dynamo.utils import flatten_graph_inputs
     from torch._functorch.aot_autograd import aot_module_simplified
@@ -119,7 +121,7 @@ def compile_with_aot(
 
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
-        compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, gears=gears))
+        compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, static, gears))
         if finish is not None:
             return lambda graph, inputs: boxed(finish(graph, compiler(graph, inputs)))
         if is_wanted():

@@ -1,0 +1,24 @@
+"""vLLM on CPUs, compiled by torchair: the two functions that vLLM's plug-in loader calls.
+
+vLLM is imported by no other part of torchair, and here only inside of these functions: the loader
+calls them while vLLM itself is being imported.
+"""
+
+from __future__ import annotations
+
+PLATFORM = "torchair.vllm_plugin.platform.TorchairCpuPlatform"
+
+
+def platform() -> str | None:
+    """The name of our platform where vLLM would choose its own for CPUs; None elsewhere."""
+    from vllm.platforms import cpu_platform_plugin
+
+    found = cpu_platform_plugin()
+    return PLATFORM if found == "vllm.platforms.cpu.CpuPlatform" else None
+
+
+def register() -> None:
+    """Let linear layers of models that torchair compiles keep their weights; once per process."""
+    from torchair.vllm_plugin.linear import keep_weights
+
+    keep_weights()

@@ -1,0 +1,121 @@
+"""torchair as a compiler of vLLM: graphs, or pieces of them, to callables and files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
+from vllm.compilation.compiler_interface import CompilerInterface
+
+from torchair.backend import compile_with_aot
+from torchair.cacheable import StoredGraph
+from torchair.configs.compiler_config import CompilerConfig
+from torchair.deploy.stored import library_versions, read_private
+from torchair.errors import SerializationError
+from torchair.log import logger
+from torchair.runner import GmRunner
+from torchair.store import atomic_write, private_dir
+
+
+class TorchairCompiler(CompilerInterface):
+    """Compiles a graph for all sizes at once. The handle of a compiled graph is a file of ours."""
+
+    name = "torchair"
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def initialize_cache(
+        self, cache_dir: str, disable_cache: bool = False, prefix: str = ""
+    ) -> None:
+        """Keep files there."""
+        self._folder = None if disable_cache else Path(cache_dir) / "torchair"
+
+    def compute_hash(self, vllm_config: Any) -> str:
+        """Changes with the versions of what compiles."""
+        return hashlib.sha256(repr(sorted(library_versions().items())).encode()).hexdigest()[:10]
+
+    def compile(
+        self, graph: fx.GraphModule, example_inputs: list[Any], compiler_config: dict[str, Any],
+        compile_range: Any, key: str | None = None,
+    ) -> tuple[Callable[..., Any] | None, Any | None]:  # fmt: skip
+        """The compiled graph, and the handle that `load` takes; None where no file can hold it."""
+        call, stored = compile_graph(graph, example_inputs)
+        if stored is None or self._folder is None or key is None:
+            return call, None
+        path = self._folder / f"{key}.graph"
+        private_dir(self._folder, 0o700)
+        atomic_write(path, stored.to_bytes(), 0o600)
+        return call, (key, str(path))
+
+    def load(
+        self, handle: Any, graph: fx.GraphModule, example_inputs: list[Any], graph_index: int,
+        compile_range: Any,
+    ) -> Callable[..., Any]:  # fmt: skip
+        """The graph of a file, ready to be called; kernels come from the cache of kernels."""
+        _, path = handle
+        return _unboxed(StoredGraph.from_bytes(read_private(Path(path))).load(), graph)
+
+
+def whole_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A backend for `torch.compile` with the weights of a model frozen."""
+    return compile_with_aot(gm, example_inputs, _config(), {})
+
+
+def compile_graph(
+    graph: fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[Callable[..., Any], StoredGraph | None]:
+    """A graph as Dynamo traced it, or a piece of one, and what a file holds of it."""
+    stored: list[StoredGraph] = []
+
+    def keep(_: fx.GraphModule, runner: GmRunner) -> GmRunner:
+        if _is_called_as_traced():
+            try:
+                stored.append(StoredGraph.of(runner))
+            except (SerializationError, NotImplementedError) as e:
+                logger.warning("the compiled graph is not kept for the next start: %s", e)
+        return runner
+
+    static = frozenset(i for i, x in enumerate(example_inputs) if _is_weight(x))
+    with functorch_config.patch(force_autograd_cache=False):  # vLLM keeps our file instead
+        made = compile_with_aot(graph, example_inputs, _config(), {}, finish=keep, static=static)
+    return _returning(made, graph), stored[0] if len(stored) == 1 else None
+
+
+def _config() -> CompilerConfig:
+    config = CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    return config
+
+
+def _is_weight(x: Any) -> bool:
+    return isinstance(x, torch.nn.Parameter)
+
+
+def _is_called_as_traced() -> bool:
+    """Whether the compiled graph takes the arguments and gives the results of the traced one, so
+    that AOTAutograd has nothing to do around it."""
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return False
+    plain = all(o.output_type == OutputType.non_alias for o in metadata.output_info)
+    return plain and not metadata.mutated_inp_runtime_indices and not metadata.tokens
+
+
+def _unboxed(runner: GmRunner, graph: fx.GraphModule) -> Callable[..., Any]:
+    return _returning(lambda *args: runner.run(args), graph)
+
+
+def _returning(call: Callable[..., Any], graph: fx.GraphModule) -> Callable[..., Any]:
+    """A call with results as the traced graph has them: a tuple, or a single one."""
+    if isinstance(graph.graph.output_node().args[0], (tuple, list)):
+        return call
+    return lambda *args: call(*args)[0]

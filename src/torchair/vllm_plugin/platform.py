@@ -1,0 +1,65 @@
+"""The CPU platform of vLLM with torchair in the place of inductor.
+
+It is loaded while vLLM's configuration is being imported, which is why functions import that.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.platforms.cpu import CpuPlatform
+
+COMPILER = "torchair.vllm_plugin.compiler.TorchairCompiler"
+WHOLE_GRAPH = "torchair.vllm_plugin.compiler.whole_graph"
+_NAMES = ("", "torchair", "npu", COMPILER, WHOLE_GRAPH)
+
+
+def is_ours(vllm_config: Any) -> bool:
+    """Whether a configuration compiles its model, with torchair."""
+    from vllm.config import CompilationMode
+
+    config = vllm_config.compilation_config
+    return config.mode != CompilationMode.NONE and config.backend in _NAMES
+
+
+class TorchairCpuPlatform(CpuPlatform):
+    """vLLM's CPU platform; models are compiled by torchair unless a backend is named.
+
+    Mode 3 (vLLM's default) stays mode 3, with the whole graph as one piece unless `splitting_ops`
+    are given: vLLM then keeps what Dynamo traced, and a second start loads it.
+    """
+
+    @classmethod
+    def get_compile_backend(cls) -> str:
+        return COMPILER
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
+        """Norms, rotary embeddings and activations as torch operators, which we fuse."""
+        super().apply_config_platform_defaults(vllm_config)
+        chosen = vllm_config.compilation_config.custom_ops
+        if is_ours(vllm_config) and "all" not in chosen and "none" not in chosen:
+            chosen.append("none")
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        from vllm.config import CompilationMode
+
+        config = vllm_config.compilation_config
+        ours, wanted = is_ours(vllm_config), config.mode
+        super().check_and_update_config(vllm_config)
+        if not ours or config.mode == CompilationMode.NONE:  # LoRA switches compilation off
+            return
+        config.mode = wanted
+        config.ir_enable_torch_wrap = False
+        if wanted != CompilationMode.VLLM_COMPILE:
+            config.backend = WHOLE_GRAPH
+            return
+        config.backend = COMPILER
+        if config.splitting_ops is None:
+            config.splitting_ops = []
+        if config.compile_sizes is None:  # vLLM counts on a list; one graph serves all sizes
+            config.compile_sizes = []
+        # That artefact is a pickle of inductor's results; ours are files of their own.
+        os.environ.setdefault("VLLM_USE_MEGA_AOT_ARTIFACT", "0")
