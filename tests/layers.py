@@ -8,7 +8,7 @@ from __future__ import annotations
 LAYERS: dict[int, tuple[str, ...]] = {
     15: ("", "__main__"),
     14: ("cli", "viz", "legacy"),
-    13: ("emulate", "npu_page"),
+    13: ("emulate", "npu_page", "vllm_plugin"),
     12: ("inference", "llm_datadist", "npugraph_ex", "reporting"),
     11: ("deploy", "explanation", "verification"),
     10: ("backend",),
