@@ -53,6 +53,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.deploy.compiled", "torchair.deploy.tracing"): "loads AOTAutograd",
     ("torchair.deploy.compiled", "torchair.deploy.exported"): "loads Dynamo, for torch.export",
     ("torchair.deploy.load", "torchair.deploy.exported"): "likewise",
+    ("torchair.deploy.packaging", "torchair.deploy.exported"): "likewise",
     ("torchair.npugraph_ex.backend", "torchair.deploy.cached"): "loads the engine",
     ("torchair.deploy.stored", "torchair.capture.graph"): "for modes that capture",
     ("torchair.deploy.stored", "torchair.deploy.runnable"): "loads the engine, for a graph",
@@ -99,6 +100,7 @@ SPECIFIED_API: frozenset[str] = frozenset(
         "get_npu_backend",
         "logger",
         "npu_format_cast_via_cpu",
+        "package",
         "patch_for_hcom",
         "register_fx_node_ge_converter",
         "register_replacement",
@@ -107,7 +109,9 @@ SPECIFIED_API: frozenset[str] = frozenset(
 )
 
 # Ours, without a counterpart in the original.
-OWN_API: frozenset[str] = frozenset({"compile", "explain", "load", "verify", "weights_changed"})
+OWN_API: frozenset[str] = frozenset(
+    {"compile", "explain", "load", "package", "verify", "weights_changed"}
+)
 
 # Exactly what `torchair.__all__` holds today.
 PUBLIC_API: frozenset[str] = frozenset(
@@ -121,6 +125,7 @@ PUBLIC_API: frozenset[str] = frozenset(
         "load",
         "logger",
         "npu_format_cast_via_cpu",
+        "package",
         "patch_for_hcom",
         "register_fx_node_ge_converter",
         "register_replacement",

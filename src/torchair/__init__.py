@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchair.deploy.export import dynamo_export
     from torchair.deploy.formats import npu_format_cast_via_cpu, use_internal_format_weight
     from torchair.deploy.load import load
+    from torchair.deploy.packaging import package
     from torchair.deploy.weights import weights_changed
     from torchair.explanation.api import explain
     from torchair.fx.passes.user import register_replacement
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompilerConfig", "compile", "dynamo_export", "explain", "get_compiler", "get_npu_backend",
-    "load", "logger", "npu_format_cast_via_cpu", "patch_for_hcom",
+    "load", "logger", "npu_format_cast_via_cpu", "package", "patch_for_hcom",
     "register_fx_node_ge_converter", "register_replacement", "use_internal_format_weight", "verify",
     "weights_changed",
 ]  # fmt: skip
@@ -37,6 +38,7 @@ _LAZY = {
     "explain": "torchair.explanation.api",
     "load": "torchair.deploy.load",
     "npu_format_cast_via_cpu": "torchair.deploy.formats",
+    "package": "torchair.deploy.packaging",
     "patch_for_hcom": "torchair.ops.hcom",
     "use_internal_format_weight": "torchair.deploy.formats",
     "register_fx_node_ge_converter": "torchair.convert.registry",

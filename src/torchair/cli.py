@@ -435,6 +435,10 @@ _COMMANDS = {
         "write a program of torch.export as a model file",
         deployment.export, deployment.add_export_options,
     ),
+    "package": Command(
+        "write a model with machine code for many processors",
+        deployment.make_package, deployment.add_package_options,
+    ),
     "cache": Command("kernels that are kept on disk", _cache, _cache_options),
     "tune": Command("results of tuning: show files, or merge them", _tune, _tune_options),
     "env": Command("versions and hardware, for bug reports", _env),

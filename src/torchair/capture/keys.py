@@ -134,7 +134,7 @@ def _at_the_same_places(
         addresses = [a.data_ptr() if i in known else None for i, a in enumerate(args)]
         return lambda others: same(others, addresses, positions)
     pick = picker(positions)
-    if len(positions) > _FEW and cpu().available() is None:
+    if len(positions) > _FEW and cpu().runs():
         tensors = [Known(i, args[i], args[i].data_ptr()) for i in positions]
         made = test_of(cpu().library, len(args), tensors)
         if made is not None:

@@ -170,8 +170,9 @@ def write_program(
     call = file_call(None if traced.graph is None else traced.graph.runner)
     if len(call.signature.results) != traced.result.num_leaves - len(traced.constants):
         raise SerializationError(
-            "results of the program are views of each other, or views of what it updates",
-            hint="return copies",
+            "a file cannot hold the program: its results share memory with each other or with what "
+            "it updates, or it calls operators that check their data, as torch.linalg.inv",
+            hint="return copies; torchair.compile takes such programs",
         )
     tensors = [shape.leaves[k] for k in traced.tensors]
     args = [*(places[0].read() for places in homes), *tensors]
@@ -185,6 +186,7 @@ def write_program(
         for n, k in enumerate(traced.tensors)
     ]
     guards = _file_guards(made.contract, traced) | {"paths": [list(p) for p in paths]}
+    guards["example"] = [list(t.shape) for t in tensors]
     package.finish(arguments, {}, _nesting(traced), guards)
     return write_air(package.graph, path)
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from torchair.codegen.target import Target
 from torchair.deploy import package
+from torchair.deploy.code import code_for, default_frozen
 from torchair.deploy.guards import Guards, ValueSpec
 from torchair.deploy.runnable import Runnable, convention_of
+from torchair.devices.base import GraphCall
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
 from torchair.errors import InputError, SerializationError, TorchairError
@@ -69,6 +72,10 @@ class Loaded:
         self.inputs = _inputs(run.graph, call)
         self.outputs = _outputs(run.graph, call.convention, names, self.inputs)
         self._checked = _Checked.of(call.guards)
+        self.guards = None if self._checked is None else self._checked.guards
+        """What arguments must be, where the file says it."""
+        self.example: list[list[int]] | None = (call.guards or {}).get("example")
+        """Dims of tensors of the call that was exported, where the file says it."""
         paths = call.paths if self._checked is None else self._checked.paths
         self.parameters = list(dict.fromkeys(str(p[0]) for p in paths))
         """Names of the arguments of a call, in order."""
@@ -90,6 +97,15 @@ class Loaded:
         """Results for arguments in the order of `inputs`."""
         return self._run.run([*tensors, *(tensors[a].shape[d] for a, d in self._call.sizes)])
 
+    @property
+    def call(self) -> GraphCall:
+        """The graph in the engine."""
+        return self._run.call
+
+    def generate(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have the target make kernels for arguments like these, in the order of `inputs`."""
+        self._run.generate([*tensors, *(tensors[a].shape[d] for a, d in self._call.sizes)])
+
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self.parameters):
             raise InputError(
@@ -105,7 +121,7 @@ class _Checked:
     """What a file says of the arguments of its calls."""
 
     def __init__(self, guards: Guards, paths: Sequence[tuple[str | int, ...]]) -> None:
-        self._guards, self.paths = guards, paths
+        self.guards, self.paths = guards, paths
 
     @classmethod
     def of(cls, data: Mapping[str, Any] | None) -> _Checked | None:
@@ -125,20 +141,21 @@ class _Checked:
         """InputError where arguments are not those that the model was exported for. One that is a
         constant of the export may be left out."""
         flat: list[Any] = []
-        for spec, path in zip(self._guards.specs, self.paths, strict=True):
+        for spec, path in zip(self.guards.specs, self.paths, strict=True):
             if isinstance(spec, ValueSpec) and path[0] not in given:
                 flat.append(spec.value)
             else:
                 flat.append(_reach(given, path))
-        if not self._guards.check(flat):
-            error = self._guards.mismatch(flat)
+        if not self.guards.check(flat):
+            error = self.guards.mismatch(flat)
             assert error is not None
             raise error
 
 
 def load(
-    path: FilePath, *, device: str | torch.device = "cpu", frozen_parameter: bool = False,
+    path: FilePath, *, device: str | torch.device = "cpu", frozen_parameter: bool | None = None,
     check: bool = False, options: Mapping[str, str] | None = None, trust: bool = False,
+    key: FilePath | None = None, processor: str | None = None,
 ) -> Loaded | CompiledProgram:  # fmt: skip
     """The model of a `.air` file, or of a `.pt2` file of `torch.export.save`, as a function of
     tensors on `device`.
@@ -147,16 +164,23 @@ def load(
     kernels, in memory of their own. `check` reads all weights once and compares their checksums.
     SerializationError if the file is damaged or of another kind. Reading a `.pt2` file can run
     code: one that others may have written to is refused unless you `trust` it.
+
+    The machine code in a package of `torchair.package` is run if you `trust` the file, or if it
+    was signed with the `key` in that file. It is the code of the best processor that runs here, or
+    of the `processor` that is named.
     """
     place = _device_name(device)
-    if _is_archive(path):
+    if is_archive(path):
         from torchair.deploy.exported import load_program
 
-        return load_program(path, place, frozen_parameter, trust)
-    return load_air(path, place, frozen_parameter, check, options)
+        return load_program(path, place, bool(frozen_parameter), trust)
+    code = None
+    if place == "cpu":
+        code = code_for(path, trust=trust, key=key, processor=processor)
+    return load_air(path, place, frozen_parameter, check, options, code)
 
 
-def _is_archive(path: FilePath) -> bool:
+def is_archive(path: FilePath) -> bool:
     """Whether a file is an archive, as those of `torch.export.save` are."""
     try:
         with open(path, "rb") as file:
@@ -166,15 +190,16 @@ def _is_archive(path: FilePath) -> bool:
 
 
 def load_air(
-    path: FilePath, place: str = "cpu", frozen_parameter: bool = False, check: bool = False,
-    options: Mapping[str, str] | None = None,
+    path: FilePath, place: str = "cpu", frozen_parameter: bool | None = None, check: bool = False,
+    options: Mapping[str, str] | None = None, target: Target | None = None,
 ) -> Loaded:  # fmt: skip
-    """The model of a `.air` file."""
+    """The model of a `.air` file, whose kernels `target` makes if that is not the usual one."""
     graph = read_air(path, infer)
     try:
         if check:
             _check_weights(graph, Path(path))
-        return _loaded(path, graph, place, frozen_parameter, options)
+        frozen = default_frozen(path) if frozen_parameter is None else frozen_parameter
+        return _loaded(path, graph, place, frozen, options, target)
     except SerializationError as error:
         if error.file is not None:
             raise
@@ -197,8 +222,9 @@ def _device_name(device: str | torch.device) -> str:
 
 
 def _loaded(
-    path: Any, graph: Graph, device: str, frozen: bool, options: Mapping[str, str] | None
-) -> Loaded:
+    path: Any, graph: Graph, device: str, frozen: bool, options: Mapping[str, str] | None,
+    target: Target | None,
+) -> Loaded:  # fmt: skip
     _check_operators(graph)
     if graph.output is None:
         raise SerializationError("the graph has no NetOutput")
@@ -210,7 +236,9 @@ def _loaded(
     bound, named = _take_weights(graph, call, Path(path), device)
     _place(graph, call.convention, device)
     local = {**(options or {}), **({"frozen_parameter": "1"} if frozen else {})}
-    run = Runnable(graph, call.convention, bound=bound, options=local, device=device)
+    run = Runnable(
+        graph, call.convention, bound=bound, options=local, device=device, target=target
+    )
     return Loaded(path, run, call, names, named)
 
 
@@ -428,19 +456,27 @@ def add_run_air_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
     parser.add_argument("--check", action="store_true", help="compare checksums of weights")
+    parser.add_argument("--trust", action="store_true", help="run the machine code of a package")
+    parser.add_argument("--key", metavar="FILE", help="run it if it was signed with this key")
+    parser.add_argument("--processor", help="the code to run, as x86-64-v3; else the best")
     parser.add_argument("--repeat", type=int, default=10, help="calls to time; 0 times nothing")
 
 
 def run_air(options: argparse.Namespace) -> int:
     """What the command does; its exit status."""
     try:
-        if _is_archive(options.model):
+        if is_archive(options.model):
             raise SerializationError(
                 "this is a program of torch.export", file=options.model,
                 hint=f"torchair export {options.model} -o model.air makes a model file of it",
             )  # fmt: skip
         place = _device_name(options.device)
-        model = load_air(options.model, place, options.frozen, options.check)
+        code = None
+        if place == "cpu":
+            code = code_for(
+                options.model, trust=options.trust, key=options.key, processor=options.processor
+            )
+        model = load_air(options.model, place, options.frozen or None, options.check, None, code)
         for word, ports in (("input", model.inputs), ("result", model.outputs)):
             for k, port in enumerate(ports):
                 print(f"{word} {k}: {port}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.target import Target
 from torchair.devices import Device
 from torchair.devices.base import GraphCall, device_named
 from torchair.engine.optimize.passes import GraphState
@@ -38,10 +39,11 @@ class Runnable:
         self, graph: Graph, convention: Convention | None = None, *,
         bound: Mapping[int, torch.Tensor] | None = None, options: Options | None = None,
         process: Options | None = None, device: str = "cpu", finished: bool = False,
+        target: Target | None = None,
     ) -> None:  # fmt: skip
         """`options` are those of the engine for this graph, `process` those for the process, as
         `Settings` has them. The graph belongs to the runnable; it is `finished` if the engine has
-        optimised it before."""
+        optimised it before. `target` makes kernels, if that is not the one of the device."""
         if convention is None:
             convention = convention_of(graph, device)
         output = graph.output
@@ -55,7 +57,7 @@ class Runnable:
         self._bound = tuple(bound[k] for k in sorted(bound))
         state = GraphState(list(signature.inputs), dict(convention.assigned))
         made = _Call(graph, signature, device_named(device), state, options or {}, process or {})
-        made.finished = finished
+        made.finished, made.target = finished, target
         made.ready()
         self.call = made
         self._run = made.run if not made.replays else _replayed(made)
@@ -83,6 +85,12 @@ class Runnable:
         inputs = self.call.collect((*args, *self._bound))
         self.call.compile(inputs)
         self.call.session.planned(inputs)
+
+    def generate(self, args: Sequence[Any]) -> None:
+        """Have the target make the kernels for arguments like these."""
+        inputs = self.call.collect((*args, *self._bound))
+        self.call.compile(inputs)
+        self.call.session.generate(inputs)
 
 
 class _Call(GraphCall):

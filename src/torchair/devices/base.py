@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import fx
 
+from torchair.codegen.target import Target
 from torchair.devices import hosted
 from torchair.devices.hosted import Caller, HostMemory, host_memory
 from torchair.engine.compile import target_of
@@ -129,6 +130,7 @@ class GraphCall:
         self.device = device.with_results_on(outputs)
         self.session = self.device.session(graph.name, outputs)
         self.finished = False  # whether the engine has optimised the graph before
+        self.target: Target | None = None  # who makes kernels, if not the one of the device
         self._noted: Callable[[Sequence[Any]], Any] | None = None  # by the device, if it asks
         self._compiled = False
         self._lock = Lock()
@@ -158,6 +160,7 @@ class GraphCall:
             self.session.load(
                 self.graph, options, state=self.state, device=self.device.name, dump=dump,
                 layouts=layouts_of(self.signature.results, len(outputs)), finished=self.finished,
+                target=self.target,
             )  # fmt: skip
             if options.get("aoe_mode") and inputs is not None:
                 self.session.auto_tune(inputs)

@@ -89,12 +89,13 @@ class GraphCompiler:
 
     def __init__(
         self, graph: Graph, state: GraphState, options: EngineOptions, device: str,
-        layouts: Sequence[Layout | None],
+        layouts: Sequence[Layout | None], target: Target | None = None,
     ) -> None:  # fmt: skip
+        """`target` makes the kernels, if it is not the one of the device."""
         self.graph, self._state, self._options, self._device = graph, state, options, device
         self._layouts = layouts
         with strictness(options.strict):
-            self.target = usable_target(device) if options.native else None
+            self.target = target or usable_target(device) if options.native else None
         self.lanes = Lanes(graph, options.single_stream, options.overlap)
         self.units: NativeUnits | None = None
         self.wish: Wish | None = None  # what is to be tuned now

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from torchair.codegen.target import Target
 from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.inputs import check_outputs, fits
 from torchair.engine.inspect.dump import STATISTICS, GraphDump
@@ -111,10 +112,11 @@ class TorchNpuGraph:
         device: str = "cpu",
         dump: DumpOptions | None = None,
         finished: bool = False,
+        target: Target | None = None,
     ) -> None:
         """Take a graph over, `finished` if it has been through `compile` before. It belongs to the
         engine from now on and is changed by `compile`, unless its data are to be dumped: then it
-        runs as it is. `device` is torch's name of one."""
+        runs as it is. `device` is torch's name of one; `target` makes kernels, if it is given."""
         check_interpreter()
         with label("TorchNpuGraphBase::Load"):
             verify(graph)
@@ -126,7 +128,7 @@ class TorchNpuGraph:
             self._graph, self._state = graph, state
             self._options = EngineOptions.of(options or {}, engine.options)
             self._layouts = list(layouts or [])
-            self._device = device
+            self._device, self._target = device, target
             if self._options.timeline is not None:
                 self.watch = Timeline(self.name, self._options.timeline).recorder
             self._finished = finished
@@ -174,7 +176,8 @@ class TorchNpuGraph:
         _check_device(device)
         with label("TorchNpuGraphBase::Compile"), self.trace.within():
             watch = Stopwatch(self.name)
-            made = GraphCompiler(self.graph, self._state, self._options, device, self._layouts)
+            given = self._state, self._options, device, self._layouts, self._target
+            made = GraphCompiler(self.graph, *given)
             as_it_is = self._finished or self._dump is not None
             watch("engine_passes", made.optimize, self.trace, as_it_is)
             watch("fuse", self._take, made, inputs, True)
@@ -366,6 +369,11 @@ class TorchNpuGraph:
         frozen = self.held.tensors if self.held is not None else {}
         varying = self.inputs.varying if self.inputs.dynamic else []
         return pool.plan, {self.inputs.data[i]: i for i in frozen}, varying
+
+    def generate(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Have the target make the kernels for inputs like these, of which nothing is run here."""
+        session = self.edition_for(inputs)
+        session._made(inputs, session.inputs.reader(inputs), lambda plan: None)
 
     def plan_ahead(self, inputs: Sequence[torch.Tensor]) -> None:
         """Have a plan for inputs like these, compiled and bound, before they come."""

@@ -2,12 +2,14 @@
 
 The bytes are a `ModelDef` as protobuf knows it. Payloads of constants begin at multiples of 64, for
 which a padding attribute goes before them; so a mapped file holds tensors that kernels can read.
-The last field, which other readers do not know, is a checksum of all but large payloads.
+The last field, which other readers do not know, is a checksum of all but large payloads. A package
+for many machines has two fields before it: machine code, and a checksum by somebody's key.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import mmap
 import os
 from collections.abc import Iterable, Iterator
@@ -31,6 +33,8 @@ _WIDTHS = {1: 8, 5: 4}  # of fixed-width fields, by wire type
 _GRAPH, _OP, _ATTR, _KEY, _VALUE, _TENSOR, _DESC, _DATA = 7, 6, 10, 1, 2, 12, 1, 2
 _DIGEST = 32  # bytes of the checksum
 _MARK = b"\xc2\x3e" + bytes([_DIGEST])  # field 1000, and its length
+_CODE = 1001  # field with machine code for many processors, which other readers do not know
+_SIGNED = 1002  # field with a keyed checksum of everything before it
 
 
 # ---- writing ----
@@ -60,8 +64,24 @@ def _model(graph: Graph) -> list[bytes | memoryview]:
     return [*whole, _MARK, made]
 
 
-def _checksum(pieces: Iterable[bytes | memoryview]) -> bytes:
-    made = hashlib.blake2b(digest_size=_DIGEST)
+def add_code(source: FilePath, path: FilePath, code: bytes, key: bytes | None = None) -> Path:
+    """Write a model file that `write_air` has written again, with machine code that `read_code`
+    gives, and signed by a key."""
+    memory = mapped(source)
+    end = _end(memory)
+    _, payloads = _slim(memory)
+    checked = _without(memory, payloads.values(), len(memory) if end is None else end)
+    whole: list[bytes | memoryview] = [memory if end is None else memory[:end]]
+    added = [_field(_CODE, code)]
+    if key is not None:
+        added.append(_field(_SIGNED, _checksum([*whole, *added], key)))
+    if len(memory) + sum(map(len, added)) > MAX_BYTES:
+        raise SerializationError("model and code together exceed 2 GiB", file=path)
+    return atomic_write(path, [*whole, *added, _MARK, _checksum([*checked, *added])])
+
+
+def _checksum(pieces: Iterable[bytes | memoryview], key: bytes = b"") -> bytes:
+    made = hashlib.blake2b(key=key, digest_size=_DIGEST)
     for piece in pieces:
         made.update(piece)
     return made.digest()
@@ -100,7 +120,8 @@ def _op(op: Any, graph: Graph, at: int) -> list[bytes | memoryview]:
 
 
 def _tag(number: int) -> bytes:
-    return bytes([number << 3 | _LENGTH])
+    tag = number << 3 | _LENGTH
+    return bytes([tag]) if tag < 0x80 else bytes([tag & 0x7F | 0x80, tag >> 7])
 
 
 def _wide(length: int) -> bytes:
@@ -134,6 +155,24 @@ def read_air(path: FilePath, infer: Infer | None = None) -> Graph:
     return read_graph_def(message, infer, path, kept)
 
 
+def read_code(path: FilePath) -> memoryview | None:
+    """The machine code in a model file, None where there is none; the file was read before."""
+    memory = mapped(path)
+    if _end(memory) is None:  # nothing tells whether it is damaged
+        return None
+    fields = _fields(memory, slice(0, len(memory)))
+    return next((memory[inner] for n, _, inner in fields if n == _CODE and inner), None)
+
+
+def is_signed(path: FilePath, key: bytes) -> bool:
+    """Whether all of a file is as somebody with this key has written it."""
+    memory = mapped(path)
+    for number, whole, inner in _fields(memory, slice(0, len(memory))):
+        if number == _SIGNED and inner is not None and whole.stop == _end(memory):
+            return hmac.compare_digest(_checksum([memory[: whole.start]], key), memory[inner])
+    return False
+
+
 def mapped(path: FilePath) -> memoryview:
     """The bytes of a file, as they are needed; writing to them does not change the file."""
     try:
@@ -147,18 +186,29 @@ def mapped(path: FilePath) -> memoryview:
 
 def _check(memory: memoryview, payloads: Iterable[_Payload], path: Any) -> None:
     """Compare the checksum, if the file has one: all but large payloads is what it was."""
-    end = len(memory) - _DIGEST - len(_MARK)
-    if end < 0 or memory[end : end + len(_MARK)] != _MARK:
+    end = _end(memory)
+    if end is None:
         return
-    pieces, at = [], 0
-    for span in sorted((data for _, data in payloads), key=lambda s: s.start):
-        pieces.append(memory[at : span.start])
-        at = span.stop
-    if _checksum([*pieces, memory[at:end]]) != memory[end + len(_MARK) :]:
+    if _checksum(_without(memory, payloads, end)) != memory[end + len(_MARK) :]:
         raise SerializationError(
             "the file is damaged: its checksum is another one", file=path,
             hint="export the model again, or copy the file again",
         )  # fmt: skip
+
+
+def _end(memory: memoryview) -> int | None:
+    """Where the checksum begins, None where there is none."""
+    end = len(memory) - _DIGEST - len(_MARK)
+    return end if end >= 0 and memory[end : end + len(_MARK)] == _MARK else None
+
+
+def _without(memory: memoryview, payloads: Iterable[_Payload], end: int) -> list[memoryview]:
+    """The pieces between large payloads."""
+    pieces, at = [], 0
+    for span in sorted((data for _, data in payloads), key=lambda s: s.start):
+        pieces.append(memory[at : span.start])
+        at = span.stop
+    return [*pieces, memory[at:end]]
 
 
 def _tensor(memory: memoryview, payload: _Payload, path: Any) -> torch.Tensor:
@@ -179,6 +229,8 @@ def _slim(memory: memoryview) -> tuple[bytes, dict[int, _Payload]]:
     payloads: dict[int, _Payload] = {}
     out: list[bytes] = []
     for number, whole, inner in _fields(memory, slice(0, len(memory))):
+        if number in (_CODE, _SIGNED):
+            continue
         if number != _GRAPH or inner is None:
             out.append(bytes(memory[whole]))
             continue

@@ -225,9 +225,14 @@ done:
 def filler(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
     """A Python callable that writes the words of a program that follow from sizes: of the addresses
     of its block and of records, their number, and the address of values."""
-    kernel = Kernel.of("fill", written_out(_FILL_TEXT.replace("FILLWORDS", str(FILL))), [])
     place = ctypes.c_void_p
-    return ctypes.CFUNCTYPE(None, place, place, ctypes.c_int64, place)(library.address(kernel))
+    kind = ctypes.CFUNCTYPE(None, place, place, ctypes.c_int64, place)
+    return kind(library.address(filler_kernel()))
+
+
+def filler_kernel() -> Kernel:
+    """The code of the filler."""
+    return Kernel.of("fill", written_out(_FILL_TEXT.replace("FILLWORDS", str(FILL))), [])
 
 
 def driver(machine: Machine) -> Kernel:
@@ -256,22 +261,31 @@ def entry_point(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defi
 
 @cache
 def bind_threads() -> bool:
-    """Make the thread pool that torch computes with known to the JIT; False if there is none, and
-    then programs run on one thread."""
-    llvm = binding()
-    llvm.add_symbol(_FORKED, ctypes.addressof(_forked))
-    symbols = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    """Make the thread pool that torch computes with known to the JIT, where there is one; False if
+    there is no pool, and then programs run on one thread."""
+    symbols, several = pool_symbols()
+    try:
+        llvm = binding()
+    except ImportError:  # code is from a package, which has been given the symbols
+        return several
+    for name, at in symbols.items():
+        llvm.add_symbol(name, at)
+    return several
+
+
+@cache
+def pool_symbols() -> tuple[dict[str, int], bool]:
+    """Addresses of what the driver needs, and whether there is a thread pool among it."""
+    found = {_FORKED: ctypes.addressof(_forked)}
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
     for path in _loaded_pools():
         pool = ctypes.CDLL(path)
-        if all(hasattr(pool, s) for s in symbols):
-            for s in symbols:
-                llvm.add_symbol(s, address(getattr(pool, s)))
-            return True
-    nothing = ctypes.CFUNCTYPE(None)(lambda: None)
-    bind_threads.unused = nothing  # type: ignore[attr-defined]
-    for s in symbols:
-        llvm.add_symbol(s, address(nothing))
-    return False
+        if all(hasattr(pool, name) for name in names):
+            return found | {name: address(getattr(pool, name)) for name in names}, True
+    return found | dict.fromkeys(names, address(_nothing)), False
+
+
+_nothing = ctypes.CFUNCTYPE(None)(lambda: None)  # in the place of a pool that is not used
 
 
 @contextmanager

@@ -448,4 +448,9 @@ _FASTCALL = 0x80  # METH_FASTCALL: an array of arguments and their number
 
 @cache
 def _entry(library: Library) -> int:
-    return library.address(Kernel.of("gate", gate_text(), ()))
+    return library.address(gate_kernel())
+
+
+def gate_kernel() -> Kernel:
+    """The code of gates."""
+    return Kernel.of("gate", gate_text(), ())

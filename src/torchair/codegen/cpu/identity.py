@@ -235,20 +235,27 @@ def _splat(number: int) -> str:
 @cache
 def hash_function(library: Library) -> Callable[[int, int], int]:
     """The hash of memory: of an address and a number of bytes."""
-    kernel = Kernel.of("hash", _hash_text("ENTRY", ""), [_REDUCE])
     kinds = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
-    return ctypes.CFUNCTYPE(*kinds)(library.address(kernel))
+    return ctypes.CFUNCTYPE(*kinds)(library.address(_hash_kernel()))
+
+
+def _hash_kernel() -> Kernel:
+    return Kernel.of("hash", _hash_text("ENTRY", ""), [_REDUCE])
 
 
 @cache
 def _contents_address(library: Library) -> int:
+    return library.address(_contents_kernel())
+
+
+def _contents_kernel() -> Kernel:
     counts = {"SAMPLEWORDS": SAMPLE, "SLICEWORDS": SLICE, "CURSOR": CONTENTS.index("cursor")}
     numbers = [name for name in CONTENTS if not name.endswith(".at")]
     words = {name: str(count) for name, count in counts.items()}
     head = table_words(CONTENTS, numbers)
     text = filled(_CONTENTS_TEXT, **words, **{"WORDS\n": head})
     text = written_out(filled(text, HASH=_hash_text("ENTRY.hash", "internal")))
-    return library.address(Kernel.of("contents", text, [_REDUCE]))
+    return Kernel.of("contents", text, [_REDUCE])
 
 
 @cache
@@ -304,7 +311,16 @@ def _test(library: Library) -> Any:
 @cache
 def test_address(library: Library) -> int:
     """Where the test is: a function of a list or tuple and a table."""
+    return library.address(_test_kernel())
+
+
+def _test_kernel() -> Kernel:
     words = {"RECORDWORDS": str(_RECORD), "HEADWORDS": str(HITS + 1 + len(_WORDS))}
     head = table_words(_WORDS, _NUMBERS, HITS + 1)
     text = filled(_TEXT, **words, **{"WORDS\n": head})
-    return library.address(Kernel.of("same", written_out(text), ()))
+    return Kernel.of("same", written_out(text), ())
+
+
+def identity_kernels() -> list[Kernel]:
+    """All native functions here: a package brings them along."""
+    return [_hash_kernel(), _contents_kernel(), _test_kernel()]

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from torchair.codegen import kept
+from torchair.codegen.cpu.image import MappedImage
+from torchair.codegen.cpu.processors import Processor, this_processor
 from torchair.codegen.llvm import binding, parse, version
 from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.codegen.text.writer import Machine
@@ -24,8 +26,11 @@ from torchair.codegen.text.writer import Machine
 
 @cache
 def host() -> Machine:
-    """The machine we run on."""
-    llvm = binding()
+    """The machine we run on; without LLVM, as far as code from packages must know it."""
+    try:
+        llvm = binding()
+    except ImportError:
+        return Machine("unknown", "", arch=this_processor()[0])
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     found = llvm.get_host_cpu_features()
@@ -98,6 +103,12 @@ class Library:
                 self._link(new, objects)
             return True
 
+    def adopt(self, image: MappedImage) -> None:
+        """Have the code of kernels that was compiled elsewhere; what is there already stays."""
+        with self._lock:
+            self._engines.append(image)
+            self._addresses = {**image.addresses, **self._addresses}
+
     def address(self, kernel: Kernel) -> int:
         """Where the code of a kernel is; compiles it if needed."""
         if kernel.entry not in self._addresses:
@@ -160,6 +171,28 @@ def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
         code = None if store is None else store.get(key)
         if code is None:
             target = target or _target_machine(machine)
+            code = target.emit_object(parse(text))
+            if store is not None:
+                store.put(key, code)
+        made.append(code)
+    return made
+
+
+def objects_for(kernels: Sequence[Kernel], processor: Processor) -> list[bytes]:
+    """The object code of kernels for a processor that need not be here, to be linked."""
+    llvm, machine, store = binding(), processor.machine, kept.in_use()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(processor.triple).create_target_machine(
+        cpu=machine.name, features=machine.features, opt=_LEVEL, reloc="pic", codemodel="small"
+    )
+    layout = f'target datalayout = "{target.target_data}"\ntarget triple = "{processor.triple}"\n'
+    made: list[bytes] = []
+    for kernel in kernels:
+        text = layout + module_text([kernel], machine)
+        key = kept.key_of("package", *made_with(machine), text)
+        code = None if store is None else store.get(key)
+        if code is None:
             code = target.emit_object(parse(text))
             if store is not None:
                 store.put(key, code)

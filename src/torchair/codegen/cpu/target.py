@@ -9,8 +9,9 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from torchair.codegen import target
-from torchair.codegen.cpu.driver import entry_point, filler
+from torchair.codegen.cpu.driver import driver, entry_point, filler
 from torchair.codegen.cpu.jit import Library, assembly, compile_all, host
+from torchair.codegen.llvm import binding
 from torchair.codegen.numbers import largest
 
 if TYPE_CHECKING:
@@ -50,11 +51,16 @@ class CpuTarget:
     @cached_property
     def _missing(self) -> str | None:
         try:
+            binding()  # without it only code runs that a package has brought
             host()
             self.driver()
         except Exception as e:  # a fallback, which `usable_target` takes note of
             return f"{type(e).__name__}: {e}"
         return None
+
+    def runs(self) -> bool:
+        """Whether there is a driver: compiled here, or from a package."""
+        return driver(self.library.machine) in self.library or self.available() is None
 
     def driver(self) -> Any:
         """The native function that runs programs."""

@@ -135,7 +135,7 @@ def native_gate(
 ) -> Callable[..., bool | None] | None:
     """A function of `length` arguments that tells whether they are as recorded; None without native
     code."""
-    if cpu().available() is not None:
+    if not cpu().runs():
         return None
     made = gate(cpu().library, length, records, entries, task)
     return None if made is None else made[0]

@@ -1,0 +1,243 @@
+"""Machine code for many processors in one piece of data, and the targets that make and run it.
+
+A package holds one image for each processor: all kernels of a graph, and the driver that runs
+programs. Whoever makes it plans the graph for each processor and notes the kernels. Whoever loads
+it plans the graph in the same way, and finds the code of each kernel by its name, which follows
+from its text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from torchair.codegen.cpu.driver import driver, filler_kernel, pool_symbols
+from torchair.codegen.cpu.elf import BadObject
+from torchair.codegen.cpu.gate import gate_kernel
+from torchair.codegen.cpu.identity import identity_kernels
+from torchair.codegen.cpu.image import MappedImage
+from torchair.codegen.cpu.jit import Library, objects_for
+from torchair.codegen.cpu.link import Image, link
+from torchair.codegen.cpu.processors import Processor, best, processor_named
+from torchair.codegen.cpu.target import CpuTarget, cpu
+from torchair.codegen.cuda.jit import describe, ptx
+from torchair.codegen.cuda.target import CudaTarget
+from torchair.codegen.target import BrokenKernels, Kernel
+from torchair.engine.compile import GraphCompiler
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.options import EngineOptions
+from torchair.engine.run.launches import Bundle, entry_of, launches_of
+from torchair.ge.dtypes import ge_to_torch
+from torchair.ge.graph import Graph
+from torchair.trace import Trace
+
+__all__ = ["Code", "CodeError", "PackagedTarget", "RecordingTarget", "processor_named", "ptx_of"]
+
+_FORMAT = 1
+_DIGEST = 32
+
+
+class CodeError(ValueError):
+    """Data that hold no code, or none for this machine."""
+
+
+# ---- making ----
+
+
+class RecordingTarget(CpuTarget):
+    """A processor that need not be here: its kernels are noted, and compiled by `image`."""
+
+    def __init__(self, processor: Processor) -> None:
+        super().__init__(Library(processor.machine))
+        self.name_of_processor = processor.name
+        self._processor = processor
+        self._kernels: dict[str, Kernel] = {}
+
+    def available(self) -> str | None:
+        """Text can always be made."""
+        return None
+
+    def compile(self, kernels: Sequence[Kernel]) -> None:
+        """Note what is asked for."""
+        self._kernels.update({k.entry: k for k in kernels})
+
+    @property
+    def count(self) -> int:
+        """How many kernels were asked for."""
+        return len(self._kernels)
+
+    def image(self) -> Image:
+        """The code of all that was asked for, and of what runs it."""
+        machine = self._processor.machine
+        around = [driver(machine), filler_kernel(), gate_kernel(), *identity_kernels()]
+        kernels = {k.entry: k for k in (*around, *self._kernels.values())}
+        return link(objects_for(list(kernels.values()), self._processor))
+
+
+def ptx_of(
+    graph: Graph, state: GraphState, options: EngineOptions, architecture: str
+) -> dict[str, str]:
+    """PTX of all launches of a graph of fixed sizes on a GPU that need not be here, by the name of
+    their entries."""
+    if architecture not in _GPUS:
+        known = ", ".join(_GPUS)
+        raise ValueError(f"{architecture!r} is no GPU that code can be made for: there are {known}")
+    gpu = describe(*_GPUS[architecture])
+    target = CudaTarget(0, gpu)
+    compiler = GraphCompiler(graph, state, options, "meta", (), target)
+    compiler.optimize(Trace())
+    compiler.fuse({})
+    data: list[Any] = [n.outputs[0] for n in graph.data]
+    inputs = [torch.empty(v.shape, dtype=ge_to_torch(v.dtype), device="meta") for v in data]
+
+    def launched(plan: Any) -> list[Bundle]:
+        return [bundle for _, part in launches_of(plan, target) for bundle in part]
+
+    bundles = compiler.program(inputs, compiler.inputs.reader(inputs), launched)
+    entries = [entry_of(bundle, gpu) for bundle in bundles]
+    return {entry.name: ptx([entry], gpu) for entry in entries}
+
+
+_GPUS = {
+    "sm_70": ((7, 0), 80), "sm_75": ((7, 5), 40), "sm_80": ((8, 0), 108), "sm_86": ((8, 6), 84),
+    "sm_89": ((8, 9), 128), "sm_90": ((9, 0), 132), "sm_100": ((10, 0), 148),
+    "sm_120": ((12, 0), 170),
+}  # fmt: skip
+"""Architectures, and how many multiprocessors their largest chips have: kernels follow from it."""
+
+
+# ---- the data ----
+
+
+@dataclass
+class Code:
+    """Images by the name of their processor, PTX by architecture and launch, and notes for who
+    loads them."""
+
+    images: dict[str, Image] = field(default_factory=dict)
+    ptx: dict[str, dict[str, str]] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """A head in JSON that says where the rest is, then that."""
+        pieces: list[bytes] = []
+
+        def put(data: bytes) -> dict[str, Any]:
+            at = sum(map(len, pieces))
+            pieces.append(data)
+            return {"at": at, "size": len(data), "digest": _digest(data)}
+
+        head = {
+            "format": _FORMAT, "notes": self.notes,
+            "images": {
+                name: {"arch": i.arch, "entries": dict(i.entries), "imports": list(i.imports),
+                       **put(i.code)}
+                for name, i in self.images.items()
+            },
+            "ptx": {
+                arch: {name: put(text.encode()) for name, text in texts.items()}
+                for arch, texts in self.ptx.items()
+            },
+        }  # fmt: skip
+        text = json.dumps(head, separators=(",", ":")).encode()
+        return len(text).to_bytes(8, "little") + text + b"".join(pieces)
+
+    @classmethod
+    def from_bytes(cls, data: memoryview | bytes) -> Code:
+        """From such bytes; CodeError where they are damaged or of another version."""
+        data = memoryview(data)
+        try:
+            size = int.from_bytes(data[:8], "little")
+            head = json.loads(bytes(data[8 : 8 + size]))
+            if head["format"] != _FORMAT:
+                raise CodeError(f"its format is {head['format']}, this one reads {_FORMAT}")
+            rest = data[8 + size :]
+            images = {name: _image(told, rest) for name, told in head["images"].items()}
+            ptx = {
+                arch: {name: _piece(told, rest).decode() for name, told in texts.items()}
+                for arch, texts in head["ptx"].items()
+            }
+            return cls(images, ptx, dict(head["notes"]))
+        except CodeError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise CodeError(f"{type(e).__name__}: {e}") from e
+
+    @property
+    def processors(self) -> list[Processor]:
+        """Those that there is code for."""
+        return [processor_named(name) for name in self.images]
+
+    def target(self, wanted: str | None = None) -> PackagedTarget:
+        """The code for this machine: of the best processor, or of the one that is `wanted`.
+        CodeError where there is none."""
+        known = ", ".join(self.images) or "none"
+        chosen = best(self.processors) if wanted is None else processor_named(wanted)
+        if chosen is None or chosen.name not in self.images:
+            raise CodeError(f"there is no code for {wanted or 'this processor'}, only for {known}")
+        if not chosen.runs_here():
+            raise CodeError(f"this machine does not run code for {wanted}")
+        return PackagedTarget(chosen, self.images[chosen.name])
+
+
+def _image(told: Mapping[str, Any], rest: memoryview) -> Image:
+    code = _piece(told, rest)
+    entries = {str(name): int(at) for name, at in told["entries"].items()}
+    if not all(0 <= at < len(code) for at in entries.values()):
+        raise CodeError("a function is outside of its code")
+    return Image(str(told["arch"]), code, entries, tuple(map(str, told["imports"])))
+
+
+def _piece(told: Mapping[str, Any], rest: memoryview) -> bytes:
+    found = bytes(rest[int(told["at"]) : int(told["at"]) + int(told["size"])])
+    if len(found) != told["size"] or _digest(found) != told["digest"]:
+        raise CodeError("its code is damaged")
+    return found
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGEST).hexdigest()
+
+
+# ---- running ----
+
+
+class PackagedTarget(CpuTarget):
+    """The processor of this machine, with code that was made elsewhere. LLVM is asked for what is
+    missing, if it is there."""
+
+    def __init__(self, processor: Processor, image: Image) -> None:
+        super().__init__(Library(processor.machine))
+        self.name_of_processor = processor.name
+        self._image = image
+        self.compiled = 0
+        """Kernels that were compiled here, since the package has no code for them."""
+
+    def available(self) -> str | None:
+        """Why the code cannot be run."""
+        try:
+            return self._mapped
+        except (OSError, RuntimeError, BadObject) as e:
+            return str(e)
+
+    @cached_property
+    def _mapped(self) -> None:
+        cpu().library.adopt(MappedImage(self._image, pool_symbols()[0]))
+
+    def compile(self, kernels: Sequence[Kernel]) -> None:
+        """Find the code of kernels; BrokenKernels where it is neither there nor can be made."""
+        missing = [k for k in kernels if k not in cpu().library]
+        if not missing:
+            return
+        reason = cpu().available()
+        if reason is not None:
+            error = RuntimeError(f"the package has no code for these sizes, and {reason}")
+            raise BrokenKernels({k.entry: error for k in missing})
+        cpu().compile(missing)
+        self.compiled += len(missing)
