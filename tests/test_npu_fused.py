@@ -17,7 +17,7 @@ from npu_cases import Case, npu
 from torchair.convert import find
 
 Tensor = torch.Tensor
-MODULES = ("npu_fused_cases",)
+MODULES = ("npu_fused_cases", "npu_cache_cases")
 CASES: list[Case] = [case for module in MODULES for case in import_module(module).CASES]
 by_name = pytest.mark.parametrize("case", CASES, ids=str)
 MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
@@ -79,8 +79,8 @@ def test_graphs_in_all_modes(mode):
     for case, given, got in zip(CASES, inputs, compiled(CASES, inputs, mode), strict=True):
         own = copies(case.inputs)
         assert_close(case, got, case.call(*own))
-        if any(op._schema.is_mutable for op in _targets(case)):
-            assert_close(case, given, own)  # updated as eager does
+        if "apply_rotary" not in case.name:  # which graphs copy
+            assert_close(case, given, own)  # updated as eager does, whatever the schema says
 
 
 def test_operators_have_converters_where_the_original_has_them():
@@ -109,6 +109,11 @@ X = torch.ones(2, 3, 4)
 REFUSED: dict[str, Any] = {
     "approximate": lambda: npu.npu_gelu(X, approximate="some"),
     "axis": lambda: npu.npu_add_rms_norm_quant(X, X, X[0, 0], X[0, 0], None, axis=0),
+    "compress_lens": lambda: npu.npu_scatter_pa_kv_cache(X, X, X, X, X, compress_lens=X),
+    "max_size": lambda: npu.npu_prefetch(X, X, 0),
+    "quant_axis": lambda: npu.npu_quant_scatter(X.char(), X[:, 0, 0], X, X, quant_axis=1),
+    "reduce": lambda: npu.npu_scatter_list([X], X[0, 0], X[None], reduce="add"),
+    "v": lambda: npu.npu_kv_rmsnorm_rope_cache(X, X[0, 0], X, X, X, X, X, v=X),
     "cache_mode": lambda: npu.npu_mrope(X[0, 0].long(), X[0], X[0], X[0], 4, cache_mode="none"),
     "dst_type": lambda: npu.npu_gelu_quant(X, dst_type=290),
     "group": lambda: npu.npu_group_norm_silu(X, None, None, 2),
@@ -120,6 +125,14 @@ REFUSED: dict[str, Any] = {
     "swiglu_mode": lambda: npu.npu_dequant_swiglu_quant(X, swiglu_mode=3),
     "x": lambda: npu.npu_clipped_swiglu(X, dim=1),
 }
+
+
+def test_a_slot_outside_of_the_pages_is_an_error():
+    pages = torch.zeros(2, 4, 3, 4)
+    with pytest.raises(IndexError, match="argument 'slot_mapping'"):
+        npu.npu_scatter_pa_kv_cache(
+            X, X, pages, pages.clone(), torch.tensor([3, 8]), cache_mode="Norm"
+        )
 
 
 @pytest.mark.parametrize("argument", REFUSED)

@@ -17,6 +17,7 @@ MODULES = (
     "npu_attention_cases",
     "npu_expert_cases",
     "npu_mx_cases",
+    "npu_cache_cases",
     "npu_fused_cases",
 )
 """Modules of the tests that have a list `CASES` of calls beside what they should give."""

@@ -13,7 +13,7 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import value_of
-from torchair.convert.registry import Direct, alike, builtin, direct, keep_alive
+from torchair.convert.registry import Decline, Direct, alike, builtin, direct, keep_alive
 from torchair.errors import ScopeError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType
@@ -196,6 +196,28 @@ def finalize_routing(
             rows, skip1, skip2, bias, scales, places, export_for_source_row
         )
     return ge.MoeFinalizeRoutingV2(rows, places, *optional, drop_pad_mode=mode)
+
+
+# ---- hints, and lists of caches ----
+
+
+@builtin("npu.npu_prefetch.default")
+def prefetch(self: Value, dependency: Value | None, max_size: int, offset: int) -> None:
+    if dependency is None:
+        raise Decline("a prefetch without a dependency")
+    ge.Cmo(self, max_size=max_size, offset=offset)
+    keep_alive().after(dependency.node)
+
+
+@builtin("npu.npu_scatter_list.default")
+def scatter_list(
+    self: Sequence[Value], indices: Value, updates: Value, mask: Value | None, reduce: str,
+    axis: int,
+) -> Any:  # fmt: skip
+    copies = [ge.TensorMove(var) for var in self]
+    return ge.ScatterList(
+        copies, indices, updates, mask, reduce=reduce, axis=axis, size_of_var=len(copies)
+    )
 
 
 # ---- writes at given positions: into a copy, or into an input of the graph itself ----

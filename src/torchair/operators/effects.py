@@ -189,3 +189,8 @@ _text = call(_string_format, "template", "placeholder", "summarize")
 _unsized = Fact(DataType.DT_STRING)  # only the values tell how long a text is
 add_row("StringFormat", lambda op: _unsized, _text, Trait.RANDOM)
 add_row("PrintV2", lambda op: [], call(_print, "output_stream"), Trait.SIDE_EFFECT)
+
+
+# ---- prefetching ----
+
+add_row("Cmo", lambda op: [], call(lambda src: []), Trait.SIDE_EFFECT)

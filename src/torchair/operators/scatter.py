@@ -13,11 +13,23 @@ import torch
 from torchair.codegen.loops import Expr, Index, at_value
 from torchair.ge.shapes import Shape
 from torchair.operators import core, loops
-from torchair.operators.core import Kernel, Op, Trait, add_row, call, ints, native, same_as, update
+from torchair.operators.core import (
+    Kernel,
+    Op,
+    Trait,
+    add_row,
+    call,
+    ints,
+    native,
+    same_as,
+    update,
+    writes_first,
+)
 from torchair.operators.formulas import add, both, replaced
 from torchair.operators.index import Points, indexed_shape, inside, not_positions, spread, wide
 from torchair.operators.loops import Lowered, LowerOp, Place, Update, elementwise, unflattened
 from torchair.operators.shape import LAYOUT
+from torchair.ops.npu import caches
 from torchair.ops.npu.rows import scatter_nd_update_, scatter_update_
 
 WRITES = Trait.WRITES_FIRST
@@ -221,3 +233,20 @@ def scatter_elements(o: LowerOp) -> Update:
 
 
 add_row("MaskedScatter", core.broadcast_rule, call(torch.masked_scatter))
+
+
+def _quant_scatter(op: Op) -> Kernel:
+    names = ("axis", "quant_axis", "reduce", "round_mode")
+    named: Any = {name: op.attr(name) for name in names}
+    return writes_first(lambda *tensors: caches.quant_scatter_(*tensors, **named))
+
+
+add_row("QuantUpdateScatter", same_as("var"), _quant_scatter, WRITES, out=True)
+
+
+def _scatter_list(op: Op) -> Kernel:
+    named: Any = {"reduce": op.attr("reduce"), "axis": op.attr("axis")}
+    return lambda *tensors: caches.scatter_list(*tensors, **named)
+
+
+add_row("ScatterList", core.like_each("var"), _scatter_list)

@@ -16,6 +16,7 @@ __all__ = ["FAMILIES", "NpuOperator", "PACKAGE", "define", "operators", "real_pa
 PACKAGE = "torch_npu"
 FAMILIES = (
     "activation",
+    "caches",
     "experts",
     "fusion_attention",
     "gates",
@@ -25,6 +26,7 @@ FAMILIES = (
     "norms",
     "quant",
     "rope",
+    "rope_caches",
     "routing",
     "rows",
 )

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
+from torch.fx.node import has_side_effect
 
 from torchair.ops.npu.forms import Form
 from torchair.ops.streams import call_plainly
@@ -117,6 +118,10 @@ def _define(operator: NpuOperator) -> None:
     for device in DEVICES:
         library.impl(operator.name, operator.kernel, device)
     torch.library.register_fake(full, operator.fake, lib=library)
+    packet = getattr(getattr(torch.ops, operator.space), operator.base)
+    overload = getattr(packet, operator.name.partition(".")[2] or "default")
+    if not overload._schema.returns and not overload._schema.is_mutable:
+        has_side_effect(overload)  # it is called for that
     if operator.gradient is not None:
         keep, backward = operator.gradient.keep, operator.gradient.backward
         torch.library.register_autograd(full, backward, setup_context=keep, lib=library)
