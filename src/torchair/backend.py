@@ -110,9 +110,12 @@ def compile_with_aot(
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
         from torchair.fx.passes import fx_text
-        from torchair.fx.tracing import kept_whole, partition, quicken_guards
+        from torchair.fx.tracing import kept_whole, partition, quicken_guards, traced_wrongly
         from torchair.pipeline import NpuFxCompiler
 
+    if (reason := traced_wrongly(gm, example_inputs)) is not None:
+        speaker.warning("a graph runs as torch has it: %s", reason)
+        return gm.forward
     gears = _gears(gm, example_inputs, config)
     quicken_guards()
     directory = model_directory(speaker)

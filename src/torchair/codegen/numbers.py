@@ -10,6 +10,7 @@ numbers in it change. In a kernel a Number is a `Word` of its arguments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union
@@ -256,7 +257,9 @@ class Book:
         found = "".join(f"{name}, " for name in names)
         # The text was written here, from numbers of rows, signs and integers.
         text = "\n".join(["def recipe(s):", *lines, f"  return ({found})"])
-        namespace: dict[str, Any] = {"__builtins__": {}, "max": max if plain else largest}
+        # Floats are among them: those that are no numbers print as names.
+        namespace: dict[str, Any] = {"__builtins__": {}, "inf": math.inf, "nan": math.nan}
+        namespace["max"] = max if plain else largest
         namespace.update(self._functions)
         exec(compile(text, "<sizes>", "exec"), namespace)
         return namespace["recipe"]

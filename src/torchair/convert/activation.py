@@ -39,7 +39,6 @@ direct({
     aten.mish.default: "Mish",
     aten.mish_backward.default: "MishGrad",
     aten.prelu.default: "PRelu",
-    aten._prelu_kernel.default: "PRelu",
     aten._prelu_kernel_backward.default: "PReluGrad",
     aten.relu.default: "Relu",
     aten.sigmoid.default: Direct("Sigmoid", promoted=True),
@@ -101,6 +100,13 @@ def leaky_relu_backward(
     if self_is_result and negative_slope < 0:
         raise Decline("the sign of the input is lost when the slope is negative")
     return ge.LeakyReluGrad(grad_output, self, negative_slope=negative_slope)
+
+
+@builtin(aten._prelu_kernel.default)
+def prelu_kernel(self: Value, weight: Value) -> Value:
+    if len(weight.shape or ()) == 1 and len(self.shape or ()) > 2:
+        raise Decline("a vector of slopes runs along the last dim here, along dim 1 in PRelu")
+    return ge.PRelu(self, weight)
 
 
 @builtin(aten.hardtanh.default)

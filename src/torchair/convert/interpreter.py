@@ -26,6 +26,7 @@ from torchair.convert.results import SYMBOLS, Results, bases, creator, layout_of
 from torchair.convert.shape import ViewFolder
 from torchair.errors import ConversionError
 from torchair.fallbacks import Fallback, note
+from torchair.fx.passes.memory import is_bent
 from torchair.fx.source import module_path, origin_of
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
@@ -83,6 +84,7 @@ class GraphConverter:
         self._arg_of: dict[fx.Node, int] = {}
         self._fake_mode: Any = None
         self._bases = bases(gm)  # nodes whose dims nobody guards
+        self._pending: dict[fx.Node, Value] = {}  # arguments that are not as they lie in memory
 
     def run(self, *example_inputs: Any) -> Conversion:
         """Convert every FX node in order."""
@@ -111,7 +113,8 @@ class GraphConverter:
         self.signature.arguments = arg + 1
         meta = node.meta.get("val", example)
         if isinstance(meta, torch.Tensor):
-            self._env[node] = ValuePack(meta, self._tensor_input(node, arg, meta))
+            data = self._tensor_input(node, arg, meta)
+            self._env[node] = ValuePack(meta, self._resolved(node, data) if is_bent(meta) else data)
         elif isinstance(meta, (*SYMBOLS, *NUMBERS)):
             self._env[node] = ValuePack(meta, self._scalar_input(node, arg, meta))
         elif is_opaque(meta):
@@ -130,6 +133,23 @@ class GraphConverter:
             index=len(self.signature.inputs) - 1, dtype=dtype, shape=list(dims),
             placement="CPU" if meta.device.type == "cpu" else "NPU", node_name=node.name,
         )  # fmt: skip
+
+    def _resolved(self, node: fx.Node, data: Value) -> Value:
+        """An argument with a pending conjugation or negation, as numbers in memory."""
+        self._pending[node] = data
+        (plain,) = torch_call(aten.clone.default, (data,), {}, 1, {}).outputs
+        plain.learn(data.fact)
+        return plain
+
+    def _update_pending(self, node: fx.Node) -> Value:
+        """The update of such an argument: torch writes what its readers see as the new value."""
+        owner, value = node.args[:2]
+        read = self._env[owner].npu  # type: ignore[index]
+        given = (self._pending[owner], self.views.emit(self._packed(value)))  # type: ignore[index]
+        made = torch_call(node.target, given, {}, 1, {})
+        made.after(read.node)
+        self.graph.keep_alive.append(made)
+        return made.outputs[0]
 
     def _dims(self, node: fx.Node, meta: torch.Tensor) -> tuple[Any, ...]:
         """Dims of a tensor as tracing saw them, or as they come where nobody guards them."""
@@ -172,7 +192,8 @@ class GraphConverter:
         for part in str(node.target).split("."):
             found = getattr(found, part)
         if isinstance(found, torch.Tensor):
-            self._env[node] = ValuePack(node.meta.get("val", found), ge.Const(found))
+            plain = found.resolve_conj().resolve_neg()
+            self._env[node] = ValuePack(node.meta.get("val", found), ge.Const(plain))
         else:
             self._env[node] = ValuePack(found, real_object(found))
 
@@ -223,6 +244,8 @@ class GraphConverter:
         target: Any = node.target
         if _is_air(target):
             return self._air(node)
+        if target is aten.copy_.default and node.args[0] in self._pending:
+            return self._update_pending(node)
         if target is operator.getitem:
             return self._packed(node.args[0])[self._packed(node.args[1])]
         if isinstance(meta, NUMBERS):
@@ -371,7 +394,8 @@ class GraphConverter:
         if self._meta_of(owner).dtype != meta.dtype:
             raise self._error(node, f"{node.target} of an argument that is seen as another type")
         size, stride = (list(fx.map_arg(a, value)) for a in node.args[1:3])  # type: ignore[arg-type]
-        given = [value(owner), size, stride, fx.map_arg(offset, value)]
+        read_from = self._pending.get(owner) or value(owner)
+        given = [read_from, size, stride, fx.map_arg(offset, value)]
         if after != 0:  # nobody knows yet where that is: the second of two windows
             given[1:3] = [2, *size], [_number(after), *stride]
         (read,) = torch_call(node.target, given, {}, 1, {}).outputs
@@ -405,7 +429,7 @@ class GraphConverter:
     # ---- results of a call ----
 
     def _check(self, meta: Any, npu: Any) -> None:
-        """A converter must give one value per result, of the type that tracing saw."""
+        """A converter must give one value per result, of the type and dims that tracing saw."""
         expected, got = _leaves(meta), _leaves(npu)
         if len(expected) != len(got):
             raise ValueError(f"{len(got)} results instead of {len(expected)}")
@@ -414,6 +438,8 @@ class GraphConverter:
                 wanted = torch_to_ge(m.dtype)
                 if v.dtype not in (wanted, DataType.DT_UNDEFINED):
                     raise ValueError(f"result {v} should have type {m.dtype}")
+                if not _may_be(v.shape, m.shape):
+                    raise ValueError(f"result {v} should have dims {list(m.shape)}")
 
     def _finish(self, node: fx.Node, meta: Any, npu: Any, created: list[Node]) -> None:
         if self._scopes is not None:
@@ -470,6 +496,14 @@ def _all_empty(meta: Any) -> bool:
         isinstance(m, torch.Tensor) and all(isinstance(d, int) for d in m.shape) and 0 in m.shape
         for m in leaves
     )
+
+
+def _may_be(shape: Any, traced: Any) -> bool:
+    """Whether inferred dims do not contradict traced ones; symbols may be anything."""
+    if shape is None or len(shape) != len(traced):
+        return shape is None
+    pairs = zip(shape, traced, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
 def _reads_raw_memory(node: fx.Node) -> bool:

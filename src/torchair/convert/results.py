@@ -15,11 +15,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchair import ge
 from torchair.convert.air import Token
+from torchair.fx.passes.memory import is_bent
 from torchair.fx.passes.values import fake_result
 from torchair.ge import shapes, signature
 from torchair.ge.graph import Value
 from torchair.ge.shapes import Sym, contiguous_strides, equal_unless_empty, free_symbols, from_torch
-from torchair.ge.signature import Computed, ComputedScalar, Fixed, InputView, Result, ResultView
+from torchair.ge.signature import (
+    Computed,
+    ComputedScalar,
+    Fixed,
+    InputView,
+    Pending,
+    Result,
+    ResultView,
+)
 
 # ---- whose memory a tensor is in ----
 
@@ -264,7 +273,8 @@ class Results:
         if not isinstance(meta, torch.Tensor):
             return Fixed(meta)
         found: Result | None = self._view_of_argument(item, meta)
-        if found is None and (storage_key(meta) in self._shared or _overlaps(meta)):
+        shares = storage_key(meta) in self._shared or _overlaps(meta) or is_bent(meta)
+        if found is None and shares:
             found = self._view_of_result(item, meta)
         return self._computed(item) if found is None else found
 
@@ -308,7 +318,8 @@ class Results:
             if layout is not None:
                 cast = _cast_of_view(base.dtype, meta.dtype)
                 traced = _alone(item) if _repeats(base) or _repeats(meta) else None
-                return InputView(arg, *layout, item is source, cast, traced)
+                pending = _pending(base, meta)
+                return InputView(arg, *layout, item is source, cast, pending, traced)
         return None
 
     def _view_of_result(self, item: fx.Node, meta: torch.Tensor) -> ResultView | None:
@@ -325,7 +336,7 @@ class Results:
         cast = _cast_of_view(whole.dtype, meta.dtype)
         if not cast and aten.detach.default in _views_between(item, owner):
             cast = "detach"  # gradients of the base are not its own
-        return ResultView(base, *layout, cast, item.name)
+        return ResultView(base, *layout, cast, item.name, _pending(whole, meta))
 
     def _seen_from(
         self, base: torch.Tensor, meta: torch.Tensor
@@ -401,6 +412,14 @@ def _alone(item: fx.Node) -> Callable[..., Any]:
             made[node] = graph.node_copy(node, made.__getitem__)
     graph.output(made[item])
     return fx.GraphModule({}, graph).forward
+
+
+def _pending(base: torch.Tensor, view: torch.Tensor) -> Pending:
+    """What base and view leave to their readers, where that is not the same."""
+    of_base, of_view = (
+        " ".join(["conj"] * t.is_conj() + ["neg"] * t.is_neg()) for t in (base, view)
+    )
+    return signature.PLAIN if of_base == of_view else Pending(of_base, of_view)
 
 
 def _cast_of_view(source: torch.dtype, target: torch.dtype) -> str:

@@ -354,14 +354,37 @@ def viewer(
     cast = getattr(torch, result.cast) if result.cast else None
     if isinstance(cast, torch.dtype):
         cast = partial(_same_memory, dtype=cast)
+    part = _complex_part if cast is torch.view_as_complex else _part_of
 
     def make(base: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         known = dims(*sizes)
-        base = base if cast is None else cast(base)
-        shape, strides = known[:rank], known[rank : 2 * rank]
-        return torch.as_strided(base, shape, strides, base.storage_offset() + known[-1])
+        base = base if cast is None or part is _complex_part else cast(base)
+        return part(base, known[:rank], known[rank : 2 * rank], known[-1])
 
-    return make
+    if result.pending == sig.PLAIN:
+        return make
+    before, after = (_lazily(p) for p in (result.pending.base, result.pending.view))
+    return lambda base, sizes: after(make(before(base), sizes))
+
+
+def _part_of(base: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.Tensor:
+    return torch.as_strided(base, shape, strides, base.storage_offset() + offset)
+
+
+def _complex_part(base: torch.Tensor, shape: Any, strides: Any, offset: int) -> torch.Tensor:
+    """Complex numbers in memory of real ones; all but the base is counted in complex numbers."""
+    pairs = [*shape, 2], [*[2 * s for s in strides], 1]
+    return torch.view_as_complex(_part_of(base, *pairs, 2 * offset))
+
+
+def _lazily(pending: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What adds pending conjugation and negation to a tensor, or takes it off one that has it."""
+
+    def bend(t: torch.Tensor) -> torch.Tensor:
+        t = t.conj() if "conj" in pending else t
+        return torch._neg_view(t) if "neg" in pending else t
+
+    return bend
 
 
 def _same_memory(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from operator import attrgetter, getitem
@@ -189,6 +189,23 @@ def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
 
 
 # ---- what some versions of torch trace wrongly
+
+
+_QUANTISING = (
+    torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel,
+)  # fmt: skip
+_DEQUANTISING = (torch.dequantize, "dequantize")
+
+
+def traced_wrongly(gm: fx.GraphModule, inputs: Sequence[Any]) -> str | None:
+    """Why a graph of Dynamo cannot be traced further, None where it can. Tracing takes quantised
+    tensors for plain ones, so `dequantize` for a view; where such a tensor is only dequantised,
+    that does no harm."""
+    made = [n for n in gm.graph.nodes if n.target in _QUANTISING]
+    read = {user.target for node in made for user in node.users}
+    if not read <= set(_DEQUANTISING) or any(getattr(t, "is_quantized", False) for t in inputs):
+        return "torch traces its quantised tensors as plain ones"
+    return None
 
 
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

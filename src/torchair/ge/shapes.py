@@ -199,6 +199,7 @@ def compile_dims(dims: Sequence[Any], names: Sequence[str]) -> Callable[..., tup
         texts.append(printer.doprint(d.expr.xreplace(renamed)))
     source = f"lambda {', '.join(aliases.values())}: ({', '.join(texts)},)"
     known = {"max": max, "min": min, "abs": abs, "round": round, "int": int, "float": float}
+    known |= {"inf": math.inf, "nan": math.nan}  # as floats print themselves
     return eval(source, {"math": math, "torch": torch, "__builtins__": known})
 
 

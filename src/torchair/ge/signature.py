@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape
@@ -43,6 +43,20 @@ class ComputedScalar:
 CASTS = ("", "view_as_real", "view_as_complex", "detach")
 """Functions of torch that a view is seen through."""
 
+PENDING = ("", "conj", "neg", "conj neg")
+"""What a tensor leaves to whoever reads it: torch conjugates and negates lazily."""
+
+
+class Pending(NamedTuple):
+    """What a base leaves to its readers, and what a view of its memory does. A view that only takes
+    elements of its base has what the base has, and names neither."""
+
+    base: str = ""
+    view: str = ""
+
+
+PLAIN = Pending()
+
 
 @dataclass(frozen=True)
 class InputView:
@@ -54,6 +68,7 @@ class InputView:
     offset: Any  # from where the argument begins, in elements of the view
     same: bool = False  # the very argument object
     cast: str = ""  # one of CASTS or the name of another type
+    pending: Pending = PLAIN
     traced: Callable[..., Any] | None = field(default=None, compare=False)
     """The view as it was traced, of all arguments: gradients of an argument that repeats are those
     of its elements. Files have no gradients and do not hold it."""
@@ -69,6 +84,7 @@ class ResultView:
     offset: Any  # from where the base begins, in elements of the view
     cast: str = ""  # as for a view of an argument
     name: str = ""  # views of one name are one tensor
+    pending: Pending = PLAIN
 
 
 @dataclass(frozen=True)

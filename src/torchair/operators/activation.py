@@ -43,7 +43,7 @@ def _row(
     """A row whose formula takes elements, the gradient being the `last` or the first of them, and
     then attributes."""
     loops = Lowering(f.with_attributes(_attributes(formula, attrs, last)), declines=f.mixed)
-    core.add_row(op_type, like_first, kernel, EW, out=out, loops=loops, types=types)
+    core.add_row(op_type, core.broadcast_rule, kernel, EW, out=out, loops=loops, types=types)
 
 
 # ---- forward: formulas of an element and the attributes, as they are called in the graph ----

@@ -187,8 +187,12 @@ def _loss_grad_row(
         result = elementwise(f.mul, slope, o.tensor(grad))
         return f.divided(result, math.prod(x.shape)) if o.attr("reduction") == "mean" else result
 
-    loops, shape = Lowering(rule, declines=_unequal(first, second)), core.broadcast_over
-    add_row(op_type, shape(first, second), kernel, loops=loops, types=FLOATS, **more)
+    def declines(o: Op) -> str | None:
+        scalar = len(o.shape(grad)) == 0
+        return _unequal(first, second)(o) or (None if scalar else _unequal(first, grad)(o))
+
+    loops, shape = Lowering(rule, declines=declines), core.broadcast_over(first, second, grad)
+    add_row(op_type, shape, kernel, loops=loops, types=FLOATS, **more)
 
 
 # torch resizes its `out` on the way

@@ -232,7 +232,7 @@ def scatter_elements(o: LowerOp) -> Update:
     )
 
 
-add_row("MaskedScatter", core.broadcast_rule, call(torch.masked_scatter))
+add_row("MaskedScatter", core.broadcast_over("x", "mask"), call(torch.masked_scatter))
 
 
 def _quant_scatter(op: Op) -> Kernel:

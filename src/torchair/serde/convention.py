@@ -154,11 +154,20 @@ def _result(record: Mapping[str, Any]) -> Result:
     cast = values.get("cast", "")
     if cast not in kinds.CASTS:
         _dtype(cast)
+    if "pending" in values:
+        values["pending"] = _pending(values["pending"])
     if "base" in values and not isinstance(values["base"], Computed):
         raise SerializationError(f"{values['base']!r} is nothing that a result is a part of")
     if "device" in values:
         torch.device(_str(values["device"]))
     return _RESULTS[record["is"]](**values)
+
+
+def _pending(found: Any) -> kinds.Pending:
+    made = kinds.Pending(*found)
+    if not set(made) <= set(kinds.PENDING):
+        raise SerializationError(f"{found!r} is nothing that a tensor leaves to its readers")
+    return made
 
 
 def _dtype(name: Any) -> torch.dtype:

@@ -74,7 +74,8 @@ def _comparable(node: fx.Node, source: fx.Node) -> bool:
     a, b = tensor_of(node), tensor_of(source)
     if a is None or b is None:
         return False
-    return a.dtype == b.dtype and dims(a.shape) == dims(b.shape)
+    same_signs = (a.is_conj(), a.is_neg()) == (b.is_conj(), b.is_neg())
+    return a.dtype == b.dtype and same_signs and dims(a.shape) == dims(b.shape)
 
 
 def _same_layout(node: fx.Node, source: fx.Node) -> bool:
