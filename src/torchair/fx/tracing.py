@@ -214,11 +214,13 @@ _ITS_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 
 def mend(gm: fx.GraphModule) -> None:
     """Let tensors be as kernels make them: what is scattered into a tensor that repeats has places
-    of its own, zeros lie as what they replace, and attention sums up in the type it computes in.
-    What is computed from them is traced again."""
+    of its own, zeros lie as what they replace, results of some elementwise operators as those of
+    others, and attention sums up in the type it computes in. What is computed from them is traced
+    again."""
     mended: set[fx.Node] = set()
+    tests = (_is_zero, _repeats, _sums_up, _lies_otherwise)
     for node in gm.graph.nodes:
-        if _follows(node, mended) or _is_zero(node) or _repeats(node) or _sums_up(node):
+        if _follows(node, mended) or any(test(node) for test in tests):
             mended.add(node)
 
 
@@ -254,6 +256,39 @@ def _repeats(node: fx.Node) -> bool:
         return False
     with meta.fake_mode:
         node.meta["val"] = torch.empty_like(meta)
+    return True
+
+
+_ATEN = torch.ops.aten
+_AS_OTHERS = (
+    _ATEN.copysign.Tensor, _ATEN.floor_divide.default, _ATEN.heaviside.default,
+    _ATEN.logaddexp.default, _ATEN.logaddexp2.default, _ATEN.logical_and.default,
+    _ATEN.logical_or.default, _ATEN.logical_xor.default, _ATEN.xlogy.Tensor,
+    _ATEN.special_xlog1py.default, _ATEN.complex.default, _ATEN.polar.default,
+)  # fmt: skip
+"""Traced by formulas that lay their results out otherwise than the kernels. Those of all
+elementwise kernels lie as those of a comparison, whose tracing is right."""
+_CONTIGUOUS = (_ATEN.pow.Scalar, _ATEN.log_sigmoid_forward.default)
+"""Traced as elementwise operators, but their kernels give contiguous results."""
+
+
+def _lies_otherwise(node: fx.Node) -> bool:
+    """Whether a result was traced with other strides than its kernel gives, and now is not."""
+    if node.target not in _AS_OTHERS and node.target not in _CONTIGUOUS:
+        return False
+    found = node.meta["val"]
+    metas = found if isinstance(found, tuple) else (found,)
+    with metas[0].fake_mode:
+        if node.target in _CONTIGUOUS:
+            made = [torch.empty_like(m, memory_format=torch.contiguous_format) for m in metas]
+        else:
+            given = fx.map_arg(node.args, lambda n: n.meta["val"])
+            strides = _ATEN.eq.Tensor(*given).stride()
+            made = [m.new_empty_strided(m.shape, strides) for m in metas]
+    # Symbols that are compared would be guarded.
+    if [str(m.stride()) for m in made] == [str(m.stride()) for m in metas]:
+        return False
+    node.meta["val"] = tuple(made) if isinstance(found, tuple) else made[0]
     return True
 
 
