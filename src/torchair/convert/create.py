@@ -20,6 +20,7 @@ from torchair.ge.build import add_output, builder, const_tensor
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import BuilderCall, Fact, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import free_symbols
+from torchair.operators.create import unwritten
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -46,10 +47,26 @@ def full(size: Any, fill_value: Any, meta_outputs: TensorSpec) -> Value:
 
 @builtin(
     aten.zeros.default, aten.new_zeros.default, aten._efficientzerotensor.default,
-    aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default,
 )  # fmt: skip
 def zeros(size: Any, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(size, typed(0, meta_outputs.dtype))
+
+
+@builtin(
+    aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default,
+)  # fmt: skip
+def empty(size: Any, meta_outputs: TensorSpec) -> Value:
+    return ge.Fill(size, _unwritten(meta_outputs))
+
+
+@builtin(aten.empty_like.default)
+def empty_like(self: Value, meta_outputs: TensorSpec) -> Value:
+    return ge.Fill(ge.Shape(self), _unwritten(meta_outputs))
+
+
+def _unwritten(spec: TensorSpec) -> Value:
+    """Zeros, where torch does not fill memory with what shows in results."""
+    return typed(unwritten(ge_to_torch(spec.dtype)) or 0, spec.dtype)
 
 
 @builtin(aten.new_ones.default)
@@ -57,8 +74,8 @@ def new_ones(size: Any, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(size, typed(1, meta_outputs.dtype))
 
 
-@builtin(aten.fill.Scalar, aten.fill.Tensor, aten.empty_like.default)
-def fill(self: Value, value: Any = 0, *, meta_outputs: TensorSpec) -> Value:
+@builtin(aten.fill.Scalar, aten.fill.Tensor)
+def fill(self: Value, value: Any, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(ge.Shape(self), typed(value, meta_outputs.dtype))
 
 

@@ -283,7 +283,7 @@ def _lies_otherwise(node: fx.Node) -> bool:
             made = [torch.empty_like(m, memory_format=torch.contiguous_format) for m in metas]
         else:
             given = fx.map_arg(node.args, lambda n: n.meta["val"])
-            strides = _ATEN.eq.Tensor(*given).stride()
+            strides = torch.eq(*given).stride()
             made = [m.new_empty_strided(m.shape, strides) for m in metas]
     # Symbols that are compared would be guarded.
     if [str(m.stride()) for m in made] == [str(m.stride()) for m in metas]:

@@ -58,9 +58,21 @@ def _dims_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), tuple(op.ints("shape")))
 
 
+def unwritten(dtype: torch.dtype) -> Any:
+    """What memory that nobody has written to holds under deterministic algorithms, as torch fills
+    it; None where it may hold anything. Dynamo guards the switch."""
+    wanted = torch.are_deterministic_algorithms_enabled()
+    if not wanted or not torch.utils.deterministic.fill_uninitialized_memory:
+        return None
+    if dtype.is_floating_point or dtype.is_complex:
+        return math.nan
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
 def _empty(dims: Any, dtype: torch.dtype, init: bool, out: Any = None) -> torch.Tensor:
     made = torch.empty(dims, dtype=dtype) if out is None else out
-    return made.zero_() if init else made
+    filled = 0 if init else unwritten(dtype)
+    return made if filled is None else made.fill_(filled)
 
 
 _made = call(_empty, ints("shape"), core.torch_type("dtype"), "init")
