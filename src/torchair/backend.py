@@ -13,6 +13,7 @@ import torch
 from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
 from torchair.errors import UnsupportedModeError
+from torchair.fallbacks import Fallback, note
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.process import no_garbage_collection
@@ -114,7 +115,7 @@ def compile_with_aot(
         from torchair.pipeline import NpuFxCompiler
 
     if (reason := traced_wrongly(gm, example_inputs)) is not None:
-        speaker.warning("a graph runs as torch has it: %s", reason)
+        note(Fallback.TRACING, reason)
         return gm.forward
     gears = _gears(gm, example_inputs, config)
     quicken_guards()

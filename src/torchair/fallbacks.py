@@ -32,6 +32,7 @@ class Fallback(Enum):
 
     CONVERTER = "converter", True, "a converter crashed: torch's kernel runs the operator"
     GENERIC_NODE = "generic_node", False, "an operator has no converter: torch's kernel runs it"
+    TRACING = "tracing", False, "torch traces a graph wrongly: it runs as torch has it"
     SHAPE_FORMULA = "shape_formula", False, "no formula tells the dims of an operator"
     FX_PASS = "fx_pass", True, "a pass crashed: it is undone"
     CONSTANT_FOLDING = "constant_folding", True, "a constant could not be computed ahead"

@@ -22,7 +22,7 @@ from torchair.convert.automatic import attach_rule, automatic_entry
 from torchair.convert.control import value_of
 from torchair.convert.generic import FUNCTIONALIZED, Opaque, Scalar, generic_update, torch_call
 from torchair.convert.registry import Decline, Registration, find
-from torchair.convert.results import SYMBOLS, Results, bases, creator, layout_of
+from torchair.convert.results import SYMBOLS, Results, bases, creator, may_be, spec_of
 from torchair.convert.shape import ViewFolder
 from torchair.errors import ConversionError
 from torchair.fallbacks import Fallback, note
@@ -30,9 +30,9 @@ from torchair.fx.passes.memory import is_bent
 from torchair.fx.source import module_path, origin_of
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
-from torchair.ge.graph import Fact, Graph, Node, Origin, TensorSpec, Value
+from torchair.ge.graph import Fact, Graph, Node, Origin, Value
 from torchair.ge.prototypes import is_users
-from torchair.ge.shapes import Dim, Sym, contiguous_strides, from_torch, symbol
+from torchair.ge.shapes import Dim, Sym, from_torch, symbol
 from torchair.ge.signature import Conversion, InputSource, Signature
 from torchair.log import logger
 from torchair.operators.core import SIDE_EFFECTS
@@ -280,7 +280,7 @@ class GraphConverter:
             kwargs = {k: self._argument(v, entry) for k, v in node.kwargs.items()}
             kwargs |= {name: self._asked(name, node, meta) for name in entry.wants}
             npu = entry.fn(*args, **kwargs)
-            self._check(meta, npu)
+            self._check(meta, npu, entry.by_user)
             return npu
         except Decline as e:
             self._undo(*mark)
@@ -428,7 +428,7 @@ class GraphConverter:
 
     # ---- results of a call ----
 
-    def _check(self, meta: Any, npu: Any) -> None:
+    def _check(self, meta: Any, npu: Any, by_user: bool) -> None:
         """A converter must give one value per result, of the type and dims that tracing saw."""
         expected, got = _leaves(meta), _leaves(npu)
         if len(expected) != len(got):
@@ -438,8 +438,9 @@ class GraphConverter:
                 wanted = torch_to_ge(m.dtype)
                 if v.dtype not in (wanted, DataType.DT_UNDEFINED):
                     raise ValueError(f"result {v} should have type {m.dtype}")
-                if not _may_be(v.shape, m.shape):
-                    raise ValueError(f"result {v} should have dims {list(m.shape)}")
+                if not may_be(v.shape, m.shape):
+                    reason = f"result {v} should have dims {list(m.shape)}"
+                    raise ValueError(reason) if by_user else Decline(reason)
 
     def _finish(self, node: fx.Node, meta: Any, npu: Any, created: list[Node]) -> None:
         if self._scopes is not None:
@@ -496,14 +497,6 @@ def _all_empty(meta: Any) -> bool:
         isinstance(m, torch.Tensor) and all(isinstance(d, int) for d in m.shape) and 0 in m.shape
         for m in leaves
     )
-
-
-def _may_be(shape: Any, traced: Any) -> bool:
-    """Whether inferred dims do not contradict traced ones; symbols may be anything."""
-    if shape is None or len(shape) != len(traced):
-        return shape is None
-    pairs = zip(shape, traced, strict=True)
-    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
 def _reads_raw_memory(node: fx.Node) -> bool:
@@ -577,25 +570,6 @@ def _fill(tree: Any, outputs: Iterator[Value]) -> Any:
         return [_fill(member, outputs) for member in tree]
     value = next(outputs)
     return None if tree is None else value
-
-
-def _in_order(meta: torch.Tensor) -> bool:
-    """Whether the elements of a tensor lie in memory in the order of their indices."""
-    if meta.layout is not torch.strided or meta.dim() < 2:
-        return True
-    dims, strides = layout_of(meta)
-    wanted = contiguous_strides(dims)
-    return all(n == 1 or s == w for n, s, w in zip(dims, strides, wanted, strict=True))
-
-
-def spec_of(meta: Any) -> TensorSpec:
-    """What a converter is told of a result that tracing saw."""
-    if isinstance(meta, torch.Tensor):
-        dims = tuple(from_torch(d) for d in meta.shape)
-        return TensorSpec(
-            torch_to_ge(meta.dtype), dims, meta.dtype, str(meta.device), _in_order(meta)
-        )
-    return TensorSpec(type_of_meta(meta), ())
 
 
 def _symbol_of(meta: Any) -> Any:

@@ -18,7 +18,8 @@ from torchair.convert.air import Token
 from torchair.fx.passes.memory import is_bent
 from torchair.fx.passes.values import fake_result
 from torchair.ge import shapes, signature
-from torchair.ge.graph import Value
+from torchair.ge.dtypes import torch_to_ge, type_of_meta
+from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import Sym, contiguous_strides, equal_unless_empty, free_symbols, from_torch
 from torchair.ge.signature import (
     Computed,
@@ -63,6 +64,33 @@ def layout_of(meta: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Dims and strides as the graph has them."""
     dims, strides = (tuple(from_torch(d) for d in sizes) for sizes in (meta.shape, meta.stride()))
     return dims, strides
+
+
+def _in_order(meta: torch.Tensor) -> bool:
+    """Whether the elements of a tensor lie in memory in the order of their indices."""
+    if meta.layout is not torch.strided or meta.dim() < 2:
+        return True
+    dims, strides = layout_of(meta)
+    wanted = contiguous_strides(dims)
+    return all(n == 1 or s == w for n, s, w in zip(dims, strides, wanted, strict=True))
+
+
+def spec_of(meta: Any) -> TensorSpec:
+    """What a converter is told of a result that tracing saw."""
+    if isinstance(meta, torch.Tensor):
+        dims = tuple(from_torch(d) for d in meta.shape)
+        return TensorSpec(
+            torch_to_ge(meta.dtype), dims, meta.dtype, str(meta.device), _in_order(meta)
+        )
+    return TensorSpec(type_of_meta(meta), ())
+
+
+def may_be(shape: Any, traced: Any) -> bool:
+    """Whether inferred dims do not contradict traced ones; symbols may be anything."""
+    if shape is None or len(shape) != len(traced):
+        return shape is None
+    pairs = zip(shape, traced, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
 def sources(
