@@ -282,7 +282,7 @@ def _lies_otherwise(node: fx.Node) -> bool:
         if node.target in _CONTIGUOUS:
             made = [torch.empty_like(m, memory_format=torch.contiguous_format) for m in metas]
         else:
-            given = fx.map_arg(node.args, lambda n: n.meta["val"])
+            given: Any = fx.map_arg(node.args, lambda n: n.meta["val"])
             strides = torch.eq(*given).stride()
             made = [m.new_empty_strided(m.shape, strides) for m in metas]
     # Symbols that are compared would be guarded.

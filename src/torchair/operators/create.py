@@ -61,8 +61,9 @@ def _dims_rule(op: Op) -> Fact:
 def unwritten(dtype: torch.dtype) -> Any:
     """What memory that nobody has written to holds under deterministic algorithms, as torch fills
     it; None where it may hold anything. Dynamo guards the switch."""
+    switches: Any = torch.utils.deterministic
     wanted = torch.are_deterministic_algorithms_enabled()
-    if not wanted or not torch.utils.deterministic.fill_uninitialized_memory:
+    if not wanted or not switches.fill_uninitialized_memory:
         return None
     if dtype.is_floating_point or dtype.is_complex:
         return math.nan
