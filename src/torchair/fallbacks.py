@@ -36,6 +36,7 @@ class Fallback(Enum):
     SHAPE_FORMULA = "shape_formula", False, "no formula tells the dims of an operator"
     FX_PASS = "fx_pass", True, "a pass crashed: it is undone"
     CONSTANT_FOLDING = "constant_folding", True, "a constant could not be computed ahead"
+    REFUSED_CONSTANT = "refused_constant", False, "an operator refuses constants: so it will later"
     SHAPE_POLYMORPHIC_PLAN = "shape_polymorphic_plan", True, "each size is planned by itself"
     FIXED_PLAN = "fixed_plan", False, "a graph cannot have one plan for all sizes"
     KERNEL = "kernel", True, "a kernel could not be generated or compiled: torch's kernels run"
@@ -132,8 +133,9 @@ def _count(record: Record) -> None:
 def hand_over(dynamo: Any) -> None:
     """Add what was counted before Dynamo was loaded to its counters."""
     with _lock:
-        dynamo.counters[COUNTERS].update(_early)
-        _early.clear()
+        if _early:
+            dynamo.counters[COUNTERS].update(_early)
+            _early.clear()
 
 
 def total() -> int:

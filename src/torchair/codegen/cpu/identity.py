@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -281,21 +281,31 @@ class Known:
     version: int = -1
 
 
+class Words(Protocol):
+    """Contents that are looked at."""
+
+    @property
+    def address(self) -> int:
+        """Where the words named CONTENTS are."""
+
+
 def test_of(
-    library: Library, length: int, tensors: Sequence[Known], contents: int = 0
+    library: Library, length: int, tensors: Sequence[Known], contents: Words | None = None
 ) -> tuple[Callable[[Any], int], Any] | None:
     """A test of a list or tuple of `length` arguments, and the table it counts its hits in; None
-    where native code must not read objects. `contents` is the address of words about contents."""
+    where native code must not read objects. The table keeps `contents`, which it points to."""
     found = known()
     if found is None:
         return None
-    head = {"records": len(tensors), "length": length, "contents": contents}
+    about = 0 if contents is None else contents.address
+    head = {"records": len(tensors), "length": length, "contents": about}
     head |= {name: found[name] for name in ("inside", *_FUNCTIONS)}
     head["contents.same"] = _contents_address(library)
     words = [0, *(head[name] for name in _WORDS)]
     for t in tensors:
         words += (t.position, id(t.tensor), t.tensor._cdata, t.address, t.version)
-    table = (ctypes.c_int64 * len(words))(*words)
+    table: Any = (ctypes.c_int64 * len(words))(*words)
+    table.kept = contents
     entry = _test(library)
     at = ctypes.cast(table, ctypes.c_void_p)  # which keeps the table
     return lambda given: entry(given, at), table

@@ -20,12 +20,12 @@ from torchair.codegen.cpu.identity import CONTENTS, contents_test, hash_function
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import extent
 
-CALLS_PER_THREAD = 256
+CALLS_PER_THREAD = 1024
 """Calls within which all contents are looked at, for each thread that torch has: one thread reads
 the slice, and all of them read the weights. So it is less than a hundredth of their work."""
 
 _LINE = 64  # bytes that a slice has at least
-_SAMPLES = 16  # places of a tensor that are looked at in each call
+_SAMPLES = 4  # places of a tensor that are looked at in each call
 _MOST_RUNS = 1 << 14  # pieces of a tensor with gaps; one with more is looked at by samples only
 _UNREADABLE = ("cuda", "meta")  # devices whose addresses mean nothing to the host
 _uint = ctypes.c_uint32.from_address
@@ -58,7 +58,8 @@ class Contents:
         self._put("samples", [word for t in readable for word in _samples(t)], 2)
         runs = [run for t in readable for run in _runs(t)]
         calls = CALLS_PER_THREAD * torch.get_num_threads()
-        most = _LINE * math.ceil(sum(size for _, size in runs) / calls / _LINE) or _LINE
+        even = max(calls - len(runs), calls // 2)  # each run may end in a slice that is not full
+        most = _LINE * math.ceil(sum(size for _, size in runs) / even / _LINE) or _LINE
         slices = [piece for start, size in runs for piece in _pieces(start, size, most)]
         words = [w for at, size in slices for w in (at, size, self._hash(at, size))]
         self._put("slices", words, 3)

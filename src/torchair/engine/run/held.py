@@ -69,8 +69,7 @@ class Held:
             Known(i, t, self._known[i][0], self._known[i][1] if i in self.copied else -1)
             for i, t in self.tensors.items()
         ]
-        address = 0 if self.contents is None else self.contents.address
-        made = test_of(cpu().library, self._length, known, address)
+        made = test_of(cpu().library, self._length, known, self.contents)
         if made is not None:
             self._hits = self.hits
             self.same, self._table = made

@@ -183,7 +183,8 @@ def request_dims(
     batch, count, length, _ = head_dims(query, first, heads)
     flat = len(value) == PAGES_OF_FEATURES if paged else first in ("BSH", "SBH", "SH")
     width = value[-1] * (INT4_IN_INT32 if packed else 1)
-    width = width // (key_heads or heads) if flat else width
+    shared = heads if isinstance(key_heads, int) and not key_heads else key_heads
+    width = width // shared if flat else width
     sums = (length, count, 1) if first in RAGGED else (batch, count, length, 1)
     return layout_dims((batch, count, length, width), last), sums
 

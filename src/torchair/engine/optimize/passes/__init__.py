@@ -80,7 +80,9 @@ def fold_constants(graph: Graph, state: GraphState) -> None:
         try:
             results = run_node(node, env)
         except Exception as e:
-            note(Fallback.CONSTANT_FOLDING, f"{node.type} {node.name} is not folded", e)
+            refused = isinstance(e, RuntimeError | IndexError)  # by torch, as when the node runs
+            kind = Fallback.REFUSED_CONSTANT if refused else Fallback.CONSTANT_FOLDING
+            note(kind, f"{node.type} {node.name} is not folded", e)
             continue
         if sum(t.numel() * t.element_size() for t in results) > _FOLD_LIMIT:
             continue
