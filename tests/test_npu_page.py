@@ -19,6 +19,7 @@ MODULES = (
     "npu_mx_cases",
     "npu_cache_cases",
     "npu_fused_cases",
+    "npu_product_cases",
 )
 """Modules of the tests that have a list `CASES` of calls beside what they should give."""
 

@@ -43,7 +43,7 @@ def _attributes(operator: str, form: Form, proto: Prototype, given: dict[str, An
         name = form.argument(spec.name)
         if name not in given or spec.name in attrs:
             continue
-        value = given[name]
+        value = form.defaults.get(spec.name) if given[name] is None else given[name]
         plain(*(value if isinstance(value, (list, tuple)) else [value]))
         if spec.name in form.words:
             value = _word(operator, name, form.words[spec.name], value)

@@ -21,6 +21,10 @@ from torchair.emulate.profiles.recording import mstx
 from torchair.emulate.state import DEVICE_TYPE, STATE, as_cpu, as_npu, kept_on_cpu, mem_get_info
 from torchair.ops import npu
 from torchair.ops.npu import PACKAGE
+from torchair.ops.npu.formats import TYPE_NUMBERS
+
+TYPES = TYPE_NUMBERS
+"""Types that torch_npu has and torch has not, or not under this name: numbers."""
 
 _SUBMODULES = ("npu", "profiler", "distributed", "dynamo", "contrib")
 
@@ -42,7 +46,7 @@ class TorchNpu(ModuleType):
         """Give the module its names."""
         self.__doc__ = __doc__
         self.__version__ = f"{torch.__version__.partition('+')[0]}+torchair"
-        self.__dict__.update(operators())
+        self.__dict__.update(operators() | TYPES)
         for name in _SUBMODULES:
             setattr(self, name, importlib.import_module(f"{self.__name__}.{name}"))
         importlib.import_module(f"{self.__name__}.profiler.profiler")

@@ -27,8 +27,8 @@ __all__ = [
 
 FAMILIES = (
     "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
-    "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce", "scatter", "shape",
-    "slicing",
+    "gated", "generic", "index", "loss", "norm", "npu_products", "pool", "quant", "reduce",
+    "scatter", "shape", "slicing",
     "npu_forms",  # what the others leave
 )  # fmt: skip
 

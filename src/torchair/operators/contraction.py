@@ -194,26 +194,3 @@ for _dim in ("2D", "3D"):
         f"Conv{_dim}BackpropFilter", _sized("filter_size", "x"), _grad_of_filter, CONTRACTION,
         host=("filter_size",),
     )  # fmt: skip
-
-
-def _permuted(dims: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    return [dims[k] for k in order] if order else list(dims)
-
-
-def _transposed_product_rule(op: Op) -> Fact:
-    batch, m, _ = _permuted(op.shape("x1"), op.attr("perm_x1"))
-    n = _permuted(op.shape("x2"), op.attr("perm_x2"))[2]
-    return Fact(op.dtype("x1"), tuple(_permuted((batch, m, n), op.attr("perm_y"))))
-
-
-def _transposed_product(x1: Any, x2: Any, bias: Any, scale: Any, *orders: Any) -> torch.Tensor:
-    if bias is not None or scale is not None:
-        raise ValueError("bias and scale are not supported")
-    first, second, last = (list(order or range(3)) for order in orders)
-    return torch.bmm(x1.permute(first), x2.permute(second)).permute(last)
-
-
-add_row(
-    "TransposeBatchMatMul", _transposed_product_rule,
-    call(_transposed_product, "perm_x1", "perm_x2", "perm_y"), CONTRACTION,
-)  # fmt: skip

@@ -101,7 +101,9 @@ def _kernel(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], Ker
 def _enter(operator: NpuOperator, form: Form) -> None:
     if row_of(form.type) is not None:
         return
-    call, traits = Call(operator.schema), _COLLECTIVE if form.collective else Trait.NONE
+    call, traits = Call(operator.schema), Trait.NONE
+    traits |= _COLLECTIVE if form.collective else traits
+    traits |= Trait.CONTRACTION if form.product else traits
     add_row(form.type, _rule(operator, form, call), _kernel(operator, form, call), traits)
 
 

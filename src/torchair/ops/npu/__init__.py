@@ -20,15 +20,20 @@ FAMILIES = (
     "experts",
     "fusion_attention",
     "gates",
+    "grouped",
     "infer_operators",
     "matmul",
     "mx",
+    "mx_fused",
     "norms",
+    "products",
     "quant",
     "rope",
     "rope_caches",
     "routing",
     "rows",
+    "sampling",
+    "scaling",
 )
 """Modules with a list `OPERATORS`, one a line."""
 

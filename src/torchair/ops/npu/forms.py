@@ -20,7 +20,8 @@ class Form:
 
     Inputs and attributes of the GE operator are the arguments of the same name; `names` has those
     with another name, by the name that GE has. `types` are attributes that name a type: torch_npu
-    has other numbers for them. `fixed` attributes are always the same. A number that has no place
+    has other numbers for them. `fixed` attributes are always the same, `defaults` have a value
+    where the argument is None. A number that has no place
     in GE is a private attribute of the node; for a tensor without one the generic node takes the
     call. `unused` arguments have no effect on values. `words` has what GE calls values of torch, by
     attribute; `casts` the types of GE that arguments are cast to.
@@ -37,6 +38,7 @@ class Form:
     names: Mapping[str, str] = field(default_factory=dict)
     types: Sequence[str] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     unused: Sequence[str] = ()
     collective: bool = False  # talks to other processes
     words: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class Form:
     copied: Sequence[str] = ()
     assigned: Sequence[str] = ()
     results: Sequence[str] = ()
+    product: bool = False  # multiplies matrices
 
     @staticmethod
     def private(name: str) -> str:

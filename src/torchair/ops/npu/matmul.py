@@ -229,6 +229,24 @@ _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
 }
 
 
+def group_pieces(
+    operator: str, group_list: Sequence[Any], list_type: int, length: int
+) -> list[tuple[int, int, int]]:
+    """Group, begin and end of each piece of so many rows."""
+    if list_type not in (ENDS, COUNTS, PAIRS):
+        raise wrong(operator, "group_list_type", f"is {list_type}, known are 0, 1 and 2")
+    if list_type == PAIRS:
+        groups = [int(g) for g, _ in group_list]
+        given = [int(n) for _, n in group_list]
+    else:
+        given = [int(n) for n in group_list]
+        groups = list(range(len(given)))
+    ends = given if list_type == ENDS else list(accumulate(given))
+    if ends and (ends[-1] > length or ends != sorted(ends) or ends[0] < 0):
+        raise wrong(operator, "group_list", f"ends {ends} do not cut {length} rows")
+    return [(g, a, b) for g, (a, b) in zip(groups, pairwise([0, *ends]), strict=True)]
+
+
 @dataclass(frozen=True)
 class Grouped:
     """A grouped product: its operands, each list with one tensor for all groups or one for each;
@@ -280,16 +298,7 @@ class Grouped:
         """Group, begin and end of each piece."""
         if self.group_list is None:
             raise wrong(NAME, "group_list", "is needed to cut one x into groups")
-        if self.group_list_type == PAIRS:
-            groups = [int(g) for g, _ in self.group_list]
-            given = [int(n) for _, n in self.group_list]
-        else:
-            given = [int(n) for n in self.group_list]
-            groups = list(range(len(given)))
-        ends = given if self.group_list_type == ENDS else list(accumulate(given))
-        if ends and (ends[-1] > length or ends != sorted(ends) or ends[0] < 0):
-            raise wrong(NAME, "group_list", f"ends {ends} do not cut {length} rows")
-        return [(g, a, b) for g, (a, b) in zip(groups, pairwise([0, *ends]), strict=True)]
+        return group_pieces(NAME, self.group_list, self.group_list_type, length)
 
     def _tokens(self, place: int, begin: int = 0, end: int | None = None) -> Tensor | None:
         """Scales of the rows of one `x`."""
