@@ -32,11 +32,11 @@ def _ffn(op: Op) -> Kernel:
 
     def run(*tensors: Any) -> torch.Tensor:
         given = dict(zip(ports, tensors, strict=True))
-        operands = [given.pop(name) for name in ("x", "weight1", "weight2")]
+        x, weight1, weight2 = (given.pop(name) for name in ("x", "weight1", "weight2"))
         tokens = given.pop("expert_tokens")
         counts = None if tokens is None else tokens.tolist()
-        name = "expert_tokens_index" if ends else "expert_tokens"
-        return ffn(*operands, activation, **{name: counts}, output_dtype=dtype, **given)
+        given["expert_tokens_index" if ends else "expert_tokens"] = counts
+        return ffn(x, weight1, weight2, activation, output_dtype=dtype, **given)
 
     return run
 

@@ -165,7 +165,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(input, weight, bias)
 
 
-_FUSED: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+_FUSED: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "": lambda y, _: y,
     "16cast32": lambda y, _: y,
     "relu": lambda y, _: y.relu(),
