@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchair import ge
-from torchair.convert.air import assigned
 from torchair.convert.registry import INT64, Decline, builtin, promote
 from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.ge.graph import TensorSpec, Value
@@ -49,35 +48,6 @@ def quant_matmul_reduce_sum(
     return ge.QuantMatmulReduceSum(
         x1, x2, ge.Const([0]), x1_scale=x1_scale, x2_scale=x2_scale, dtype=DataType.DT_BF16
     )
-
-
-# ---- products added to an input of the graph itself ----
-
-
-@builtin("npu.npu_add_quant_matmul_.default")
-def add_quant_matmul(
-    self: Value, x1: Value, x2: Value, x2_scale: Value, x1_scale: Value | None, **types: Any
-) -> Any:
-    _no_types(types)
-    return assigned(self, ge.QuantBatchMatmulInplaceAdd(x1, x2, x2_scale, self, x1_scale))
-
-
-@builtin("npu.npu_add_quant_gmm_.default")
-def add_quant_gmm(
-    self: Value, x1: Value, x2: Value, x2_scale: Value, group_list: Value,
-    x1_scale: Value | None, group_list_type: int | None, **types: Any,
-) -> Any:  # fmt: skip
-    _no_types(types)
-    made = ge.QuantGroupedMatmulInplaceAdd(
-        x1, x2, x2_scale, group_list, self, x1_scale, group_list_type=group_list_type or 0
-    )
-    return assigned(self, made)
-
-
-def _no_types(types: dict[str, Any]) -> None:
-    given = [name for name, value in types.items() if value is not None and name != "group_sizes"]
-    if given:
-        raise Decline(f"argument {given[0]}")
 
 
 # ---- casts ----

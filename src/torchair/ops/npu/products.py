@@ -27,6 +27,19 @@ Tensor = torch.Tensor
 OPERATORS = NpuOperators()
 
 
+# ---- operators that update their argument `self`, which GE calls y ----
+
+
+def _updating(op_type: str, names: dict[str, str], **more: Any) -> Form:
+    """The form of one in place."""
+    return Form(op_type, names, assigned=("self",), results=("y",), product=True, **more)
+
+
+def _copying(op_type: str, names: dict[str, str], **more: Any) -> Form:
+    """The form of one that leaves its argument alone; declare it after the other."""
+    return Form(op_type, names, copied=("self",), results=("y",), product=True, **more)
+
+
 # ---- transposed operands and results ----
 
 _PERMS: dict[str, list[int]] = {"perm_x1": [0, 1, 2], "perm_x2": [0, 1, 2], "perm_y": [1, 0, 2]}
@@ -229,18 +242,21 @@ _LORA = (
     "Tensor x, Tensor weight_b, Tensor indices, Tensor? weight_a=None, int layer_idx=0, "
     "float scale=1e-3, int y_offset=0, int y_slice_size=-1"
 )
-OPERATORS.add(
-    f"npu_batch_gather_matmul(Tensor self, {_LORA}) -> Tensor", like(0),
-    form=Form("AddLora", {"y": "self", "weightB": "weight_b", "weightA": "weight_a"}, product=True),
-)(add_lora)  # fmt: skip
+_LORA_NAMES = {"y": "self", "weightB": "weight_b", "weightA": "weight_a"}
 
 
 @OPERATORS.add(
     f"npu_batch_gather_matmul_(Tensor(a!) self, {_LORA}) -> Tensor(a!)", lambda x, *rest: x,
-    pure="npu_batch_gather_matmul",
-)
+    pure="npu_batch_gather_matmul", form=_updating("AddLora", _LORA_NAMES),
+)  # fmt: skip
 def _add_lora_in_place(self: Tensor, *rest: Any) -> Tensor:
     return self.copy_(add_lora(self, *rest))
+
+
+OPERATORS.add(
+    f"npu_batch_gather_matmul(Tensor self, {_LORA}) -> Tensor", like(0),
+    form=_copying("AddLora", _LORA_NAMES),
+)(add_lora)  # fmt: skip
 
 
 @OPERATORS.add("_npu_matmul_add_fp32(Tensor x, Tensor dy, Tensor(a!) out) -> ()", lambda *x: None)
@@ -367,12 +383,6 @@ def _float_product(
     return y
 
 
-@OPERATORS.add(
-    "npu_add_quant_matmul(Tensor self, Tensor x1, Tensor x2, Tensor x2_scale, *, "
-    f"Tensor? x1_scale=None, {_TYPES}) -> Tensor", like(0),
-    form=Form("QuantBatchMatmulInplaceAdd", {"y": "self"}, unused=("group_sizes",),
-              product=True),
-)  # fmt: skip
 def add_quant_matmul(
     self: Tensor, x1: Tensor, x2: Tensor, x2_scale: Tensor, *, x1_scale: Tensor | None = None,
     **types: Any,
@@ -385,23 +395,6 @@ def add_quant_matmul(
     return self + _float_product(name, x1, x2, (x1_scale, x2_scale), types).to(self.dtype)
 
 
-@OPERATORS.add(
-    "npu_add_quant_matmul_(Tensor(a!) self, Tensor x1, Tensor x2, Tensor x2_scale, *, "
-    f"Tensor? x1_scale=None, {_TYPES}) -> Tensor(a!)", lambda x, *rest, **more: x,
-    pure="npu_add_quant_matmul",
-)  # fmt: skip
-def _add_quant_matmul_in_place(self: Tensor, *rest: Any, **more: Any) -> Tensor:
-    return self.copy_(add_quant_matmul(self, *rest, **more))
-
-
-@OPERATORS.add(
-    "npu_add_quant_gmm(Tensor self, Tensor x1, Tensor x2, Tensor x2_scale, Tensor group_list, *, "
-    f"Tensor? x1_scale=None, int? group_list_type=0, {_TYPES}) -> Tensor", like(0),
-    form=Form(
-        "QuantGroupedMatmulInplaceAdd", {"y": "self", "scale1": "x1_scale", "scale2": "x2_scale"},
-        unused=("group_sizes",), product=True,
-    ),
-)  # fmt: skip
 def add_quant_gmm(
     self: Tensor, x1: Tensor, x2: Tensor, x2_scale: Tensor, group_list: Tensor, *,
     x1_scale: Tensor | None = None, group_list_type: int | None = 0, **types: Any,
@@ -412,16 +405,14 @@ def add_quant_gmm(
     numbers, length = group_list.tolist(), x2.shape[0]
     for g, a, b in matmul.group_pieces(name, numbers, group_list_type or 0, length):
         if b > a:
-            pair = (_group_scale(x1_scale, types.get("x1_scale_dtype"), g, a, b),
-                    _group_scale(x2_scale, types.get("x2_scale_dtype"), g, a, b))  # fmt: skip
-            part = _float_product(name, x1[:, a:b].t(), x2[a:b], pair, types)  # type: ignore[arg-type]
+            left, right = (_group_scale(s, g, a, b) for s in (x1_scale, x2_scale))
+            assert right is not None
+            part = _float_product(name, x1[:, a:b].t(), x2[a:b], (left, right), types)
             out[g] += part.to(out.dtype)
     return out
 
 
-def _group_scale(
-    scale: Tensor | None, code: int | None, g: int, begin: int, end: int
-) -> Tensor | None:
+def _group_scale(scale: Tensor | None, g: int, begin: int, end: int) -> Tensor | None:
     if scale is None:
         return None
     if scale.dim() == 3:  # pairs of shared scales
@@ -430,10 +421,30 @@ def _group_scale(
     return scale.reshape(-1)[g : g + 1] if scale.numel() > 1 else scale
 
 
-@OPERATORS.add(
-    "npu_add_quant_gmm_(Tensor(a!) self, Tensor x1, Tensor x2, Tensor x2_scale, "
-    f"Tensor group_list, *, Tensor? x1_scale=None, int? group_list_type=0, {_TYPES}) "
-    "-> Tensor(a!)", lambda x, *rest, **more: x, pure="npu_add_quant_gmm",
+def _accumulating(
+    name: str, op_type: str, arguments: str, names: dict[str, str], add: Callable[..., Tensor]
+) -> None:
+    """A product added in place, and the operator that makes a new tensor instead."""
+    unused = {"unused": ("group_sizes",)}
+
+    @OPERATORS.add(
+        f"{name}_(Tensor(a!) self, {arguments}) -> Tensor(a!)", lambda x, *rest, **more: x,
+        pure=name, form=_updating(op_type, names, **unused),
+    )  # fmt: skip
+    def in_place(self: Tensor, *rest: Any, **more: Any) -> Tensor:
+        return self.copy_(add(self, *rest, **more))
+
+    form = _copying(op_type, names, **unused)
+    OPERATORS.add(f"{name}(Tensor self, {arguments}) -> Tensor", like(0), form=form)(add)
+
+
+_OPERANDS = "Tensor x1, Tensor x2, Tensor x2_scale, "
+_accumulating(
+    "npu_add_quant_matmul", "QuantBatchMatmulInplaceAdd",
+    f"{_OPERANDS}*, Tensor? x1_scale=None, {_TYPES}", {"y": "self"}, add_quant_matmul,
 )  # fmt: skip
-def _add_quant_gmm_in_place(self: Tensor, *rest: Any, **more: Any) -> Tensor:
-    return self.copy_(add_quant_gmm(self, *rest, **more))
+_accumulating(
+    "npu_add_quant_gmm", "QuantGroupedMatmulInplaceAdd",
+    f"{_OPERANDS}Tensor group_list, *, Tensor? x1_scale=None, int? group_list_type=0, {_TYPES}",
+    {"y": "self", "scale1": "x1_scale", "scale2": "x2_scale"}, add_quant_gmm,
+)  # fmt: skip
