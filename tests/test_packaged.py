@@ -18,15 +18,18 @@ from torch.export import Dim, export
 from torch.testing import assert_close
 
 import torchair
+from cuda_tools import HOPPER
 from torchair import cli
 from torchair.codegen.cpu.elf import BadObject, read_object
 from torchair.codegen.cpu.image import MappedImage, MissingSymbol
 from torchair.codegen.cpu.jit import objects_for
 from torchair.codegen.cpu.link import PAGE, Image, link
 from torchair.codegen.cpu.processors import best, processor_named
+from torchair.codegen.cuda.driver import image
 from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.deploy.code import code_in
-from torchair.engine.run import packaged
+from torchair.deploy.load import load_air
+from torchair.engine.run import packaged, segment
 from torchair.engine.run.packaged import Code, CodeError
 from torchair.errors import GraphError, InputError, SerializationError
 
@@ -119,6 +122,22 @@ def test_every_processor_gives_eagers_results_without_llvm(
         assert_close(torch.tensor(got), wanted.detach(), rtol=1e-5, atol=1e-5)
 
 
+def test_code_for_aarch64_gives_eagers_results_in_an_emulator(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("unicorn")
+    from emulated_aarch64 import EmulatedTarget
+
+    code = code_in(folder / "fixed.air")
+    assert code is not None
+    target = EmulatedTarget(code.images["aarch64"])
+    monkeypatch.setattr(segment, "cpu", lambda: target)
+    x = torch.randn(4, 16)
+    found = load_air(folder / "fixed.air", target=target)(x)
+    assert target.entered == 2  # before and after the step of torch
+    assert_close(found, Model()(x), rtol=1e-5, atol=1e-5)
+
+
 def test_code_is_run_only_if_the_caller_vouches_for_it(folder: Path, tmp_path: Path) -> None:
     path, x = folder / "dynamic.air", torch.randn(3, 16)
     wanted = Model()(x)
@@ -192,6 +211,8 @@ def test_ptx_is_stored_for_each_gpu(folder: Path) -> None:
         assert texts
         for name, text in texts.items():
             assert f".target {architecture}" in text and f".entry {name}(" in text
+            entry: Any = None  # which is not looked at where a package brought the text
+            assert image(entry, HOPPER, "", None, text) == text.encode() + b"\0"
 
 
 def test_kernels_that_a_package_lacks_are_compiled_or_run_by_torch(

@@ -7,7 +7,10 @@ file, or hands in the key that it was signed with; else kernels are compiled her
 from __future__ import annotations
 
 import hashlib
+from importlib import metadata
 from pathlib import Path
+
+import torch
 
 from torchair.engine.run.packaged import Code, CodeError, PackagedTarget
 from torchair.errors import InputError, SerializationError
@@ -45,11 +48,11 @@ def default_frozen(path: FilePath) -> bool:
 
 
 def code_for(
-    path: FilePath, *, trust: bool = False, key: FilePath | None = None,
+    path: FilePath, device: str, *, trust: bool = False, key: FilePath | None = None,
     processor: str | None = None,
 ) -> PackagedTarget | None:  # fmt: skip
-    """The code of a file for this machine, None where it has none, or where nobody vouches for
-    it."""
+    """The code of a file for the processor of this machine, None where it has none, or where nobody
+    vouches for it. A GPU is given the PTX for it."""
     if key is not None and not is_signed(path, key_in(key)):
         raise SerializationError(
             "the file was not signed with this key, or has been changed since", file=path
@@ -65,6 +68,23 @@ def code_for(
             "who made the file, or key= if it was signed. Kernels are compiled here instead"
         )
         return None
+    _compare_versions(path, code)
+    place = torch.device(device)
+    if place.type == "cuda":
+        logger.info("%s: PTX of %d launches", path, code.provide_ptx(place.index or 0))
+    return _target(path, code, processor) if place.type == "cpu" else None
+
+
+def _compare_versions(path: FilePath, code: Code) -> None:
+    """Kernels are found by their text, which another version may write otherwise."""
+    theirs, ours = code.notes.get("torchair"), metadata.version("torchair")
+    if theirs != ours:
+        warn_once(
+            f"{Path(path).name} was made by torchair {theirs}, this is {ours}: it may lack kernels"
+        )
+
+
+def _target(path: FilePath, code: Code, processor: str | None) -> PackagedTarget | None:
     try:
         target = code.target(processor)
         if (reason := target.available()) is not None:

@@ -174,9 +174,7 @@ def load(
         from torchair.deploy.exported import load_program
 
         return load_program(path, place, bool(frozen_parameter), trust)
-    code = None
-    if place == "cpu":
-        code = code_for(path, trust=trust, key=key, processor=processor)
+    code = code_for(path, place, trust=trust, key=key, processor=processor)
     return load_air(path, place, frozen_parameter, check, options, code)
 
 
@@ -471,11 +469,10 @@ def run_air(options: argparse.Namespace) -> int:
                 hint=f"torchair export {options.model} -o model.air makes a model file of it",
             )  # fmt: skip
         place = _device_name(options.device)
-        code = None
-        if place == "cpu":
-            code = code_for(
-                options.model, trust=options.trust, key=options.key, processor=options.processor
-            )
+        code = code_for(
+            options.model, place, trust=options.trust, key=options.key,
+            processor=options.processor,
+        )  # fmt: skip
         model = load_air(options.model, place, options.frozen or None, options.check, None, code)
         for word, ports in (("input", model.inputs), ("result", model.outputs)):
             for k, port in enumerate(ports):

@@ -59,6 +59,8 @@ class GpuLibrary:
     def __init__(self, index: int, machine: Gpu | None = None) -> None:
         self.index = index
         self.machine = machine or gpu(index)
+        self.provided: dict[str, str] = {}
+        """PTX that a package brought, by the name of an entry: LLVM is not asked for it."""
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._errors: dict[str, Exception] = {}
         self._lock = threading.Lock()
@@ -84,10 +86,11 @@ class GpuLibrary:
         try:
             with torch.cuda.device(self.index):
                 torch.cuda.current_stream().query()  # the context is this thread's now
+                given = self.provided.get(entry.name)
                 self._functions[entry.name] = _loaded(
-                    image(entry, self.machine, self.device, store), entry.name
+                    image(entry, self.machine, self.device, store, given), entry.name
                 )
-        except (RuntimeError, ValueError) as e:
+        except (ImportError, RuntimeError, ValueError) as e:
             self._errors[entry.name] = e
 
     @property
@@ -128,17 +131,21 @@ def library(index: int) -> GpuLibrary:
     return GpuLibrary(index)
 
 
-def image(entry: Entry, gpu: Gpu, device: str, store: kept.KernelStore | None) -> bytes:
-    """What the driver loads: machine code, kept for this driver, or PTX, kept for any."""
+def image(
+    entry: Entry, gpu: Gpu, device: str, store: kept.KernelStore | None, given: str | None = None
+) -> bytes:
+    """What the driver loads: machine code, kept for this driver, or PTX, kept for any, or `given`
+    by a package."""
     if store is None:
-        return _text(ptx([entry], gpu))
-    made_from = (version(), gpu.name, gpu.features, module_text([entry]))
+        return _text(given or ptx([entry], gpu))
+    maker = "a package" if given is not None else version()
+    made_from = (maker, gpu.name, gpu.features, given or module_text([entry]))
     key = kept.key_of("cubin", _driver_version(), device, *made_from)
     code = store.get(key)
     if code is not None:
         return code
     plain = kept.key_of("ptx", *made_from)
-    text = store.get(plain)
+    text = store.get(plain) if given is None else _text(given)
     if text is None:
         text = _text(ptx([entry], gpu))
         store.put(plain, text)

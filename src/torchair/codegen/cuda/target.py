@@ -57,12 +57,15 @@ class CudaTarget:
         return f"{self.library.device}, driver {self.library.driver}"
 
     def available(self) -> str | None:
-        """The driver, a device or LLVM may be missing."""
+        """The driver, a device or LLVM may be missing; a package may bring what LLVM would make."""
+        missing = available()
+        if missing is not None:
+            return missing
         try:
             binding()
         except ImportError as e:
-            return str(e)
-        return available()
+            return None if self.library.provided else str(e)
+        return None
 
     def declines(self, head: target.Head) -> str | None:
         """Why there is no generator for an operator."""

@@ -27,7 +27,7 @@ from torchair.codegen.cpu.link import Image, link
 from torchair.codegen.cpu.processors import Processor, best, processor_named
 from torchair.codegen.cpu.target import CpuTarget, cpu
 from torchair.codegen.cuda.jit import describe, ptx
-from torchair.codegen.cuda.target import CudaTarget
+from torchair.codegen.cuda.target import CudaTarget, cuda
 from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.engine.compile import GraphCompiler
 from torchair.engine.optimize.passes import GraphState
@@ -168,6 +168,13 @@ class Code:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise CodeError(f"{type(e).__name__}: {e}") from e
+
+    def provide_ptx(self, index: int) -> int:
+        """Have a GPU of this machine use what there is for its architecture; how many launches."""
+        library = cuda(index).library
+        texts = self.ptx.get(library.machine.name, {})
+        library.provided |= texts
+        return len(texts)
 
     @property
     def processors(self) -> list[Processor]:
