@@ -17,7 +17,7 @@ from npu_cases import Case, npu
 from torchair.convert import find
 
 Tensor = torch.Tensor
-MODULES = ("npu_fused_cases", "npu_cache_cases")
+MODULES = ("npu_fused_cases", "npu_cache_cases", "npu_state_cases")
 CASES: list[Case] = [case for module in MODULES for case in import_module(module).CASES]
 by_name = pytest.mark.parametrize("case", CASES, ids=str)
 MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
@@ -122,6 +122,10 @@ REFUSED: dict[str, Any] = {
     "output_mask": lambda: npu.npu_add_rms_norm_dynamic_quant(
         X, X, X[0, 0], output_mask=[False, False]
     ),
+    "actual_seq_lengths": lambda: npu.npu_chunk_gated_delta_rule(X, X, X, initial_state=X),
+    "conv_mode": lambda: npu.npu_fused_causal_conv1d(X, X[0], X, conv_mode="other"),
+    "query_start_loc": lambda: npu.npu_fused_causal_conv1d(X[0], X[0], X),
+    "ssm_state_indices": lambda: npu.npu_recurrent_gated_delta_rule(X, X, X, X),
     "swiglu_mode": lambda: npu.npu_dequant_swiglu_quant(X, swiglu_mode=3),
     "x": lambda: npu.npu_clipped_swiglu(X, dim=1),
 }

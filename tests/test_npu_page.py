@@ -13,13 +13,14 @@ from torchair.npu_page import data_lines
 from torchair.ops import npu
 
 MODULES = (
-    "npu_cases",
     "npu_attention_cases",
-    "npu_expert_cases",
-    "npu_mx_cases",
     "npu_cache_cases",
+    "npu_cases",
+    "npu_expert_cases",
     "npu_fused_cases",
+    "npu_mx_cases",
     "npu_product_cases",
+    "npu_state_cases",
 )
 """Modules of the tests that have a list `CASES` of calls beside what they should give."""
 

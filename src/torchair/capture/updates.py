@@ -161,11 +161,12 @@ def _numbered(rule: Sequence[Element], numbers: dict[Rule, int]) -> int:
 
 
 def _arguments(node: fx.Node, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Arguments of a node by name, but those left out."""
+    """Arguments of a node by name, but those left out, and tensors: replays read these anyway."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for i, argument in enumerate(node.target._schema.arguments):
         value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-        if argument.name in names and value is not None:
+        is_tensor = isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
+        if argument.name in names and value is not None and not is_tensor:
             yield argument.name, value
 
 

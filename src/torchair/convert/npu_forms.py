@@ -38,7 +38,9 @@ def _type_number(operator: str, argument: str, code: Any) -> int | None:
 
 
 def _attributes(operator: str, form: Form, proto: Prototype, given: dict[str, Any]) -> Any:
-    attrs: dict[str, Any] = dict(form.fixed)
+    attrs: dict[str, Any] = {
+        name: value(given) if callable(value) else value for name, value in form.fixed.items()
+    }
     for spec in proto.attrs:
         name = form.argument(spec.name)
         if name not in given or spec.name in attrs:

@@ -109,7 +109,9 @@ class _Table:
 
 @cache
 def _table() -> _Table:
-    return _Table(resources.files(__package__).joinpath("prototypes.txt").read_text("utf-8"))
+    here = resources.files(__package__)
+    names = ("prototypes.txt", "custom_prototypes.txt")
+    return _Table("".join(here.joinpath(name).read_text("utf-8") for name in names))
 
 
 def _attr(text: str) -> AttrSpec:
