@@ -93,7 +93,7 @@ llama-cpp: setup  ## llama.cpp for bench/llm.py, built for this processor; many 
 
 serve: setup  ## Ray Serve: its test, then a load against eager behind the same server; minutes
 	$(PY) -m pip install --disable-pip-version-check -e ".[serve]"
-	$(PY) -m pytest tests/test_serving.py
+	$(PY) -m pytest tests/test_serving.py tests/test_serving_api.py tests/test_serving_ray.py
 	$(PY) examples/serve.py --load 64 --restart
 
 fuzz: setup  ## random programs against eager, for SECONDS of time

@@ -20,28 +20,32 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError
 from rich.console import Console
 from rich.table import Table
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from chat import SIZES
 from serving import load
 from serving.decoder import WAYS, Sizes
-from serving.protocol import Refused
+from serving.gateway import Gateway, Lost
 from serving.service import Service, Settings
+from serving.wire import Kind, Refused
 
 console = Console(width=110)
 HERE = Path(__file__).resolve().parent
 STORE = 100 << 20  # bytes of Ray's object store, which nothing here uses
-NAME = "torchair"  # of the application
+WEB, MODEL = "torchair", "torchair-model"  # the applications
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -51,23 +55,20 @@ class Replica:
     def __init__(self, settings: Settings) -> None:
         self._service = Service(settings)
 
-    async def __call__(self, request: Request) -> Response:
+    async def text(
+        self, body: bytes, kind: str, before: Sequence[int], seed: int
+    ) -> AsyncIterator[dict[str, Any]]:
+        """What a request asks for, or why it is refused, in plain values."""
         try:
-            match request.method, request.url.path:
-                case "POST", "/v1/completions":
-                    return await self._complete(await request.body())
-                case "GET", "/health":
-                    return JSONResponse(self._service.health())
-            raise Refused(404, "there are POST /v1/completions and GET /health here")
+            async with aclosing(self._service.text(body, Kind[kind], before, seed)) as events:
+                async for event in events:
+                    yield event
         except Refused as e:
-            headers = {"Retry-After": "1"} if e.status == 503 else None
-            return JSONResponse(e.body(), e.status, headers)
+            yield {"refused": (e.status, e.message, e.param, e.code)}
 
-    async def _complete(self, body: bytes) -> Response:
-        wish = self._service.read(body)
-        if wish.stream:
-            return StreamingResponse(self._service.lines(wish), media_type="text/event-stream")
-        return JSONResponse(await self._service.whole(wish))
+    def health(self) -> dict[str, Any]:
+        """What this replica says about itself."""
+        return self._service.health()
 
     def check_health(self) -> None:
         """Called by Ray now and then; what it raises has this replica replaced."""
@@ -78,9 +79,41 @@ class Replica:
             self._service.batcher.close()
 
 
-def application(settings: Settings, replicas: int) -> Any:
-    """What Ray Serve runs. Requests beyond those that replicas take wait in the proxy, and beyond
-    that get a 503. A new version starts before the old one stops, which answers what it has."""
+class Web:
+    """The process that talks to clients. It has no model, and goes on when a replica is lost."""
+
+    def __init__(self, name: str, context: int) -> None:
+        self._replicas = serve.get_deployment_handle("model", MODEL)
+        self._gateway = Gateway(name, context, self._text, self._health)
+
+    async def _text(
+        self, body: bytes, kind: Kind, before: list[int], seed: int
+    ) -> AsyncGenerator[dict[str, Any]]:
+        try:
+            events = self._replicas.options(stream=True).text.remote(body, kind.name, before, seed)
+            async for event in events:
+                if "refused" in event:
+                    raise Refused(*event["refused"])
+                yield event
+        except BackPressureError as e:
+            raise Refused(503, f"the queue is full: {e}", code="overloaded") from None
+        except RayActorError as e:
+            raise Lost(str(e)) from e
+
+    async def _health(self) -> Any:
+        return await self._replicas.health.remote()
+
+    async def __call__(self, request: Request) -> Response:
+        body = await request.body()
+        reply = await self._gateway.respond(request.method, request.url.path, body)
+        kind = Response if isinstance(reply.body, bytes) else StreamingResponse
+        return kind(reply.body, reply.status, reply.headers, reply.media_type)
+
+
+def model_application(settings: Settings, replicas: int) -> Any:
+    """The model as Ray Serve runs it, without a route. Requests beyond those that replicas take
+    wait in the web process, and beyond that get a 503. A new version starts before the old one
+    stops, which answers what it has."""
     taken = settings.sizes.rows[-1] + settings.waiting  # by a Batcher
     deployment = serve.deployment(
         Replica, name="model", num_replicas=replicas, max_surge_percent=100,
@@ -89,6 +122,16 @@ def application(settings: Settings, replicas: int) -> Any:
         graceful_shutdown_timeout_s=600, health_check_timeout_s=60,
     )  # fmt: skip
     return deployment.bind(settings)
+
+
+def web_application(settings: Settings, replicas: int) -> Any:
+    """What has a route. It takes more requests than replicas do, so that they say what is full."""
+    taken = 2 * (replicas + 1) * (settings.sizes.rows[-1] + settings.waiting)
+    deployment = serve.deployment(
+        Web, name="web", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=max(taken, 256),
+        graceful_shutdown_timeout_s=600,
+    )  # fmt: skip
+    return deployment.bind(settings.name, settings.sizes.context)
 
 
 def start(settings: Settings, replicas: int, port: int, address: str | None = None) -> None:
@@ -113,14 +156,19 @@ def start(settings: Settings, replicas: int, port: int, address: str | None = No
 def stop() -> None:
     """End what we have started, which is all of Ray where it was not there before. Requests that
     are being answered are answered first."""
-    serve.delete(NAME)
+    for name in (WEB, MODEL):
+        serve.delete(name)
     ray.shutdown()
 
 
 def deploy(settings: Settings, replicas: int) -> float:
-    """Run the application, or replace the replicas of one that runs; returns the seconds."""
+    """Run the model, or replace the replicas of one that runs; returns the seconds. Only when they
+    are warm there is a route, and Ray's proxy says that it is healthy."""
     begin = time.perf_counter()
-    serve.run(application(settings, replicas), name=NAME, logging_config=QUIET)
+    application = model_application(settings, replicas)
+    serve.run(application, name=MODEL, route_prefix=None, logging_config=QUIET)
+    if WEB not in serve.status().applications:
+        serve.run(web_application(settings, replicas), name=WEB, logging_config=QUIET)
     return time.perf_counter() - begin
 
 

@@ -1,18 +1,12 @@
 """Serving a language model: batches in compiled sizes, rows that are taken over, queues, streams,
-requests that are refused. Ray itself is started where it is installed."""
+a checkpoint behind its gateway. Ray itself is the business of test_serving_ray.py."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,14 +25,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from chat import Numbers
 from serving import load
-from serving.batcher import Batcher, End, Event, Full, stream
+from serving.batcher import Batcher, End, Event, Full, TextStream
 from serving.decoder import Decoder, Sizes, check_attention
-from serving.protocol import Refused, Wish, Writer, lines, read, whole
+from serving.gateway import Gateway
+from serving.sampling import Sampling, sample
 from serving.service import Service, Settings
+from serving.wire import Kind
 
-ROOT = Path(__file__).resolve().parent.parent
 SIZES = Sizes(rows=(1, 2, 4), pieces=(4, 8), context=32)
 VOCABULARY = 99
 PATIENCE = 300  # seconds until a test gives up waiting for a thread
@@ -98,9 +92,9 @@ def collected(events: SimpleQueue[Event]) -> tuple[list[int], End]:
     return tokens, event
 
 
-def asked(batcher: Batcher, prompt: list[int], limit: int) -> SimpleQueue[Event]:
+def asked(batcher: Batcher, prompt: list[int], limit: int, **options: Any) -> SimpleQueue[Event]:
     events: SimpleQueue[Event] = SimpleQueue()
-    batcher.submit(prompt, limit, events.put)
+    batcher.submit(prompt, limit, events.put, **options)
     return events
 
 
@@ -128,7 +122,7 @@ def test_a_second_replica_reads_what_the_first_has_compiled(model, decoder, fold
     again = Decoder(llama(), SIZES, "torchair", folder)
     again.warm()
     assert not traced
-    assert again.prefill([5, 17, 42], 0) == alone(model, [5, 17, 42], 1)[0]
+    assert again.prefill([5, 17, 42], 0).argmax() == alone(model, [5, 17, 42], 1)[0]
 
 
 def test_a_text_may_fill_the_context(model, decoder):
@@ -155,6 +149,11 @@ def test_layers_that_see_a_part_of_the_text_are_refused():
 # ---- batches, with a model that counts
 
 
+def scores_for(tokens: list[int]) -> torch.Tensor:
+    """Scores by which these tokens are the likeliest."""
+    return torch.nn.functional.one_hot(torch.tensor(tokens), VOCABULARY).float()
+
+
 class Counting:
     """Stands in for a decoder: tokens are numbers that rise, steps happen when they may."""
 
@@ -165,15 +164,15 @@ class Counting:
         self.moves: list[tuple[int, int]] = []
         self.broken = False
 
-    def prefill(self, prompt: list[int], row: int) -> int:
+    def prefill(self, prompt: list[int], row: int) -> torch.Tensor:
         self.prompts.put(prompt[0])
-        return prompt[0] + 1
+        return scores_for([prompt[-1] + 1])[0]
 
-    def decode(self, tokens: list[int], places: list[int]) -> list[int]:
+    def decode(self, tokens: list[int], places: list[int]) -> torch.Tensor:
         assert self.may.acquire(timeout=PATIENCE)
         if self.broken:
             raise RuntimeError("no memory")
-        return [t + 1 for t in tokens]
+        return scores_for([t + 1 for t in tokens])
 
     def move(self, source: int, target: int, length: int) -> None:
         if source != target:
@@ -252,9 +251,11 @@ def test_who_stops_reading_a_stream_cancels_the_text(counting):
     batcher = Batcher(counting, waiting=8)
 
     async def reader() -> None:
-        events = stream(batcher, [10], 50)
+        events = TextStream(batcher, [10], 50)
         assert await anext(events) == 11
         await events.aclose()
+        unread = TextStream(batcher, [20], 50)
+        await unread.aclose()
 
     asyncio.run(reader())
     counting.steps(2)
@@ -263,80 +264,44 @@ def test_who_stops_reading_a_stream_cancels_the_text(counting):
     assert batcher.load == (0, 0)
 
 
-# ---- requests and answers
+# ---- sampling inside of batches
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b"{", "no JSON"),
-        (b"[1]", "must be an object"),
-        (b"{}", "prompt must be a text, or a list of numbers"),
-        (b'{"prompt": [1, true]}', "prompt must be"),
-        (b'{"prompt": []}', "the prompt is empty"),
-        (b'{"prompt": [1, 99]}', "token 99, but they go from 0 to 98"),
-        (b'{"prompt": [1], "max_tokens": 0}', "max_tokens must be a number from 1 on, not 0"),
-        (b'{"prompt": [1], "max_tokens": "7"}', 'not "7"'),
-        (b'{"prompt": [1, 2], "max_tokens": 31}', "2 tokens and max_tokens is 31, together more"),
-        (b'{"prompt": [1], "stream": 1}', "stream must be true or false"),
-        (b'{"prompt": [1], "temperature": 0.7}', "temperature must be 0"),
-    ],
-)
-def test_a_bad_request_is_told_what_is_wrong(body, words):
-    with pytest.raises(Refused) as caught:
-        read(body, Numbers(VOCABULARY), VOCABULARY, 32)
-    assert caught.value.status == 400 and words in caught.value.sentence
-    assert caught.value.body()["error"]["message"] == caught.value.sentence
+def test_a_drawn_text_does_not_depend_on_its_neighbours(model, decoder):
+    """Each text has random numbers of its own, and the same in every batch."""
+    how = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=3)
+    prompts = [prompt for prompt, _ in wanted(4)]
+    found = []
+    for count in (4, 1):
+        batcher = Batcher(decoder, waiting=8)
+        events = [asked(batcher, p, 6, sampling=how) for p in prompts[:count]]
+        found.append([collected(e)[0] for e in events])
+        batcher.close()
+    assert found[0][0] == found[1][0]
+    assert found[0][0] == drawn_alone(model, prompts[0], 6, how)
+    assert found[0][0] != alone(model, prompts[0], 6)
 
 
-def test_a_good_request_is_read():
-    body = b'{"prompt": [1, 2], "max_tokens": 30, "stream": true, "temperature": 0.0, "n": null}'
-    assert read(body, Numbers(VOCABULARY), VOCABULARY, 32) == Wish((1, 2), 30, True)
-    text = read(b'{"prompt": "two words"}', Numbers(VOCABULARY), VOCABULARY, 32)
-    assert len(text.prompt) == 2 and not text.stream
+def drawn_alone(model: Any, prompt: list[int], limit: int, how: Sampling) -> list[int]:
+    """The same by the whole model in eager mode, for each token anew."""
+    tokens = list(prompt)
+    for step in range(limit):
+        with torch.no_grad():
+            scores = model(torch.tensor([tokens])).logits[0, -1]
+        tokens.append(sample(scores, how, step))
+    return tokens[len(prompt) :]
 
 
-class Bytes:
-    """A tokenizer whose tokens are bytes, so that characters need several."""
-
-    def decode(self, tokens: list[int]) -> str:
-        return bytes(tokens).decode(errors="replace")
-
-
-def test_a_character_of_several_tokens_is_written_whole():
-    writer = Writer(Bytes())
-    assert [writer.add(t) for t in "aé€".encode()] == ["a", "", "é", "", "", "€"]
-    assert writer.add(0xE2) == "" and writer.finish() == "\ufffd"
+def test_another_replica_goes_on_with_a_text(decoder):
+    how = Sampling(seed=5)
+    batcher = Batcher(decoder, waiting=8)
+    whole, _ = collected(asked(batcher, [5, 17], 8, sampling=how))
+    rest, end = collected(asked(batcher, [5, 17, *whole[:3]], 5, sampling=how, before=3))
+    batcher.close()
+    assert whole[3:] == rest and end is End.LENGTH
 
 
-async def events_of(*events: Event) -> Any:
-    for event in events:
-        yield event
-
-
-async def lines_of(*events: Event) -> list[str]:
-    return [line async for line in lines(events_of(*events), Numbers(VOCABULARY))]
-
-
-def test_an_answer_is_streamed_token_by_token():
-    *told, done = asyncio.run(lines_of(5, 6, End.LENGTH))
-    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in told]
-    assert [c["token_ids"] for c in choices] == [[5], [6], []]
-    assert "".join(c["text"] for c in choices) == "5 6 "
-    assert [c["finish_reason"] for c in choices] == [None, None, "length"]
-    assert done == "data: [DONE]\n\n"
-
-
-def test_an_answer_in_one_piece():
-    wish = Wish((1, 2, 3), 2, False)
-    found = asyncio.run(whole(events_of(5, 6, End.STOP), wish, Numbers(VOCABULARY)))
-    assert found["choices"][0] | {"index": 0} == found["choices"][0]
-    assert found["choices"][0]["token_ids"] == [5, 6]
-    assert found["choices"][0]["finish_reason"] == "stop"
-    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 2}
-    with pytest.raises(Refused, match="failed") as caught:
-        asyncio.run(whole(events_of(5, End.ERROR), wish, Numbers(VOCABULARY)))
-    assert caught.value.status == 500
+# ---- a whole service
 
 
 def checkpoint(model: Any, folder: Path) -> str:
@@ -344,25 +309,50 @@ def checkpoint(model: Any, folder: Path) -> str:
     words = Tokenizer(WordLevel({f"w{k}": k for k in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = Whitespace()
     end = alone(model, [5, 17, 42], 2)[-1]
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{end}").save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{end}")
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    fast.save_pretrained(folder)
     model.save_pretrained(folder)
     GenerationConfig(eos_token_id=end).save_pretrained(folder)
     return str(folder)
 
 
+def gateway_of(service: Service) -> Gateway:
+    async def health() -> Any:
+        return service.health()
+
+    return Gateway(service.settings.name, SIZES.context, service.text, health)
+
+
+def posted(gateway: Gateway, path: str, **asked: Any) -> tuple[int, Any]:
+    async def run() -> tuple[int, Any]:
+        reply = await gateway.respond("POST", path, json.dumps(asked).encode())
+        assert isinstance(reply.body, bytes)
+        return reply.status, json.loads(reply.body)
+
+    return asyncio.run(run())
+
+
 def test_a_checkpoint_is_served_from_its_folder(model, tmp_path):
     where = checkpoint(model, tmp_path / "model")
     service = Service(Settings(where, way="eager", folder=str(tmp_path), sizes=SIZES))
-    wish = service.read(b'{"prompt": "w5 w17 w42", "max_tokens": 5}')
-    (choice,) = asyncio.run(service.whole(wish))["choices"]
+    gateway = gateway_of(service)
+    about = {"model": "model", "max_tokens": 5, "temperature": 0}
+    status, made = posted(gateway, Kind.COMPLETION.path, prompt="w5 w17 w42", **about)
+    (choice,) = made["choices"]
     tokens = alone(model, [5, 17, 42], 2)
-    assert choice["token_ids"] == tokens and choice["finish_reason"] == "stop"
+    assert status == 200 and choice["token_ids"] == tokens and choice["finish_reason"] == "stop"
     assert choice["text"] == f"w{tokens[0]}"  # without the token that ends it
+    assert made["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    status, said = posted(
+        gateway, Kind.CHAT.path, messages=[{"role": "user", "content": "w5"}], max_tokens=2
+    )
+    assert status == 200 and said["usage"]["prompt_tokens"] == 1  # by the template
+    assert said["choices"][0]["message"]["role"] == "assistant"
     assert service.health()["running"] == 0 and service.health()["vocabulary"] == VOCABULARY
     service.batcher.close(PATIENCE)
-    with pytest.raises(Refused) as caught:
-        asyncio.run(service.whole(wish))
-    assert caught.value.status == 503
+    status, refused = posted(gateway, Kind.COMPLETION.path, prompt="w5")
+    assert status == 503 and refused["error"]["type"] == "overloaded_error"
 
 
 # ---- the load
@@ -402,54 +392,3 @@ def test_a_load_knows_what_was_lost():
     assert done.counts() == {"complete": 1, "refused": 1, "lost": 1}
     assert load.percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.0
     assert load.percentile([1.0, 2.0, 3.0, 4.0], 99) == 4.0
-
-
-@pytest.mark.slow
-def test_replicas_of_ray_lose_nothing_while_they_are_replaced(tmp_path):
-    pytest.importorskip("ray")
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    options = ["--load", "12", "--clients", "6", "--restart", "--context", "128"]
-    options += ["--cache", str(tmp_path), "--port", str(free_port())]
-    done = subprocess.run(
-        [sys.executable, "examples/serve.py", *options],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "12 of 12 texts are the same" in done.stdout
-    assert done.stdout.count("gave way to") == 2
-
-
-@pytest.mark.slow
-def test_a_server_of_ray_refuses_what_is_bad_and_ends_in_good_order(tmp_path):
-    pytest.importorskip("ray")
-    port = free_port()
-    options = ["--waiting", "1", "--context", "512", "--cache", str(tmp_path), "--port", str(port)]
-    server = subprocess.Popen(
-        [sys.executable, "examples/serve.py", *options, "--backend", "eager"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    try:
-        assert server.stdout is not None and "ready after" in server.stdout.readline()
-        assert load.get(port, "/health")["rows"] == [1, 2, 4, 8]
-        bad = load.ask(port, b'{"prompt": []}')
-        assert bad.status == 400 and "the prompt is empty" in bad.trouble
-        assert load.get(port, "/elsewhere")["error"]["code"] == 404
-        long = json.dumps({"prompt": [1], "max_tokens": 500, "stream": True}).encode()
-        many = load.run(port, [long] * 32, clients=32)  # 9 are taken, as many wait
-        assert many.counts()["refused"] >= 1 and many.counts()["lost"] == 0
-        with ThreadPoolExecutor(2) as pool:
-            texts = [pool.submit(load.ask, port, long) for _ in range(2)]
-            while load.get(port, "/health")["running"] < 2:
-                time.sleep(0.01)
-            server.send_signal(signal.SIGTERM)
-            assert all(t.result().complete and len(t.result().tokens) == 500 for t in texts)
-        assert server.wait(PATIENCE) == 0
-    finally:
-        server.terminate()
-        server.wait(PATIENCE)
-
-
-def free_port() -> int:
-    with HTTPServer((load.HOST, 0), Cutting) as server:
-        return server.server_port

@@ -7,11 +7,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Protocol
 
-from serving.decoder import Decoder
+import torch
+
+from serving.sampling import GREEDY, Sampling, choose
+
+
+class Model(Protocol):
+    """What a batcher runs, see `serving.decoder.Decoder`."""
+
+    sizes: Any
+
+    def prefill(self, prompt: Sequence[int], row: int) -> torch.Tensor: ...
+
+    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> torch.Tensor: ...
+
+    def move(self, source: int, target: int, length: int) -> None: ...
 
 
 class End(Enum):
@@ -36,6 +51,8 @@ class Ticket:
     prompt: Sequence[int]
     limit: int
     deliver: Callable[[Event], None]
+    sampling: Sampling = GREEDY
+    before: int = 0  # tokens at the end of the prompt that are part of the answer
     cancelled: bool = False
     made: int = 0
     token: int = 0  # the one made last, which no row has yet
@@ -45,12 +62,17 @@ class Ticket:
         """Where the last token goes."""
         return len(self.prompt) + self.made - 1
 
+    @property
+    def choice(self) -> tuple[Sampling, int]:
+        """How the next token is chosen, and how many of the answer came before."""
+        return self.sampling, self.before + self.made
+
 
 class Batcher:
     """A thread that runs a decoder. `waiting` texts may wait beside those that have a row; `stops`
     are the tokens that end a text."""
 
-    def __init__(self, decoder: Decoder, waiting: int, stops: frozenset[int] = frozenset()) -> None:
+    def __init__(self, decoder: Model, waiting: int, stops: frozenset[int] = frozenset()) -> None:
         self.decoder, self._stops = decoder, stops
         self.most = decoder.sizes.rows[-1] + waiting
         self._waiting: deque[Ticket] = deque()
@@ -61,10 +83,14 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, prompt: Sequence[int], limit: int, deliver: Callable[[Event], None]) -> Ticket:
+    def submit(
+        self, prompt: Sequence[int], limit: int, deliver: Callable[[Event], None],
+        sampling: Sampling = GREEDY, before: int = 0,
+    ) -> Ticket:  # fmt: skip
         """Queue a text of at most `limit` tokens. `deliver` is called in our thread with each
-        token as it is made, and at last with an End. Full if there is no place."""
-        ticket = Ticket(prompt, limit, deliver)
+        token as it is made, and at last with an End. Full if there is no place. The last `before`
+        tokens of the prompt belong to the answer: another replica has made them."""
+        ticket = Ticket(prompt, limit, deliver, sampling, before)
         with self._changed:
             if self._failure is not None:
                 raise Full(f"the model has failed ({self._failure}); the replica is replaced")
@@ -128,11 +154,14 @@ class Batcher:
             if ticket is not None:
                 self._running.append(ticket)
         if ticket is not None:
-            self._take(ticket, self.decoder.prefill(ticket.prompt, len(self._running) - 1))
+            scores = self.decoder.prefill(ticket.prompt, len(self._running) - 1)
+            (token,) = choose(scores.unsqueeze(0), [ticket.choice])
+            self._take(ticket, token)
         self._leave()
         if self._running:
             texts = self._running
-            made = self.decoder.decode([t.token for t in texts], [t.place for t in texts])
+            scores = self.decoder.decode([t.token for t in texts], [t.place for t in texts])
+            made = choose(scores, [t.choice for t in texts])
             for ticket, token in zip(texts, made, strict=True):
                 self._take(ticket, token)
             self._leave()
@@ -173,25 +202,31 @@ def _deliver(ticket: Ticket, event: Event) -> None:
             ticket.cancelled = True
 
 
-def stream(batcher: Batcher, prompt: Sequence[int], limit: int) -> AsyncIterator[Event]:
-    """The tokens of a text as they are made, and why it ended. Who stops reading cancels it. The
-    text is queued at once: Full is raised here, not when it is read."""
-    arrived: asyncio.Queue[Event] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
+class TextStream:
+    """The tokens of a text as they are made, and why it ended. Who stops reading closes it, and
+    the text is cancelled. It is queued at once: Full is raised here, not when it is read."""
 
-    def deliver(event: Event) -> None:
-        loop.call_soon_threadsafe(arrived.put_nowait, event)
+    def __init__(
+        self, batcher: Batcher, prompt: Sequence[int], limit: int, sampling: Sampling = GREEDY,
+        before: int = 0,
+    ) -> None:  # fmt: skip
+        self._arrived: asyncio.Queue[Event] = asyncio.Queue()
+        self._batcher, self._loop, self._ended = batcher, asyncio.get_running_loop(), False
+        self._ticket = batcher.submit(prompt, limit, self._deliver, sampling, before)
 
-    ticket = batcher.submit(prompt, limit, deliver)
+    def _deliver(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self._arrived.put_nowait, event)
 
-    async def events() -> AsyncIterator[Event]:
-        try:
-            while True:
-                event = await arrived.get()
-                yield event
-                if isinstance(event, End):
-                    return
-        finally:
-            batcher.cancel(ticket)
+    def __aiter__(self) -> TextStream:
+        return self
 
-    return events()
+    async def __anext__(self) -> Event:
+        if self._ended:
+            raise StopAsyncIteration
+        event = await self._arrived.get()
+        self._ended = isinstance(event, End)
+        return event
+
+    async def aclose(self) -> None:
+        """Nobody reads on."""
+        self._batcher.cancel(self._ticket)

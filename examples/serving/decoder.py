@@ -177,35 +177,34 @@ class Decoder:
                     self.decode([0] * n, [0] * n)
         return time.perf_counter() - start
 
-    def prefill(self, prompt: Sequence[int], row: int) -> int:
-        """Put a prompt into a row; returns the token behind it."""
-        longest, token = self.sizes.pieces[-1], 0
+    def prefill(self, prompt: Sequence[int], row: int) -> torch.Tensor:
+        """Put a prompt into a row; returns the scores of the token behind it."""
+        longest = self.sizes.pieces[-1]
         for begin in range(0, len(prompt), longest):
-            token = self._piece(prompt[begin : begin + longest], begin)
+            scores = self._piece(prompt[begin : begin + longest], begin)
         self.move(self.sizes.rows[-1], row, len(prompt))
-        return token
+        return scores
 
     @torch.no_grad()
-    def _piece(self, tokens: Sequence[int], begin: int) -> int:
+    def _piece(self, tokens: Sequence[int], begin: int) -> torch.Tensor:
         """What is padded behind the tokens is seen by none of them, and overwritten before any
         later one sees it."""
         size = gear(self.sizes.pieces, len(tokens))
         padded = torch.tensor([[*tokens, *[0] * (size - len(tokens))]])
         positions = torch.arange(begin, begin + size).unsqueeze(0)
-        scores = self._pieces[size](padded, positions, torch.tensor([len(tokens) - 1]))
-        return int(scores.argmax())
+        return self._pieces[size](padded, positions, torch.tensor([len(tokens) - 1]))[0]
 
     @torch.no_grad()
-    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> list[int]:
-        """The next token of each of the first rows, whose last token goes to a place. Rows that
-        are padded are free ones."""
+    def decode(self, tokens: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+        """Scores of the next token of each of the first rows, whose last token goes to a place.
+        Rows that are padded are free ones."""
         size = gear(self.sizes.rows, len(tokens))
         pad = [0] * (size - len(tokens))
         scores = self._rows[size](
             torch.tensor([*tokens, *pad]).unsqueeze(1), torch.tensor([*places, *pad]).unsqueeze(1),
             torch.tensor([0]),
         )  # fmt: skip
-        return scores.argmax(-1)[: len(tokens)].tolist()
+        return scores[: len(tokens)]
 
     @torch.no_grad()
     def move(self, source: int, target: int, length: int) -> None:

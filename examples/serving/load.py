@@ -73,7 +73,11 @@ def _read(response: http.client.HTTPResponse, outcome: Outcome, start: float) ->
     while line := response.readline():
         if not line.startswith(b"data: {"):
             continue
-        (choice,) = json.loads(line[len(b"data: ") :])["choices"]
+        event = json.loads(line[len(b"data: ") :])
+        if "error" in event:
+            outcome.trouble, outcome.end = event["error"]["message"], "error"
+            continue
+        (choice,) = event["choices"]
         outcome.first = outcome.first or time.perf_counter() - start
         outcome.tokens += choice["token_ids"]
         outcome.end = choice["finish_reason"]
@@ -87,6 +91,7 @@ def wishes(count: int, vocabulary: int, longest: int) -> list[bytes]:
             {
                 "prompt": [drawn.randrange(vocabulary) for _ in range(drawn.randint(2, longest))],
                 "max_tokens": drawn.randint(4, 32),
+                "temperature": 0,
                 "stream": True,
             }
         ).encode()
