@@ -265,6 +265,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to be told twice is no reason to hurry
         stop()
 
 
