@@ -20,13 +20,8 @@ class Form:
 
     Inputs and attributes of the GE operator are the arguments of the same name; `names` has those
     with another name, by the name that GE has. `types` are attributes that name a type: torch_npu
-<<<<<<< HEAD
-    has other numbers for them. `fixed` attributes are always the same, `defaults` have a value
-    where the argument is None. A number that has no place
-=======
-    has other numbers for them. `fixed` attributes are always the same, or a
-    function of all arguments. A number that has no place
->>>>>>> 67400db (Add gated delta rules, causal convolutions and paged attention of torch_npu)
+    has other numbers for them. `fixed` attributes are always the same, or a function of all
+    arguments; `defaults` have a value where the argument is None. A number that has no place
     in GE is a private attribute of the node; for a tensor without one the generic node takes the
     call. `unused` arguments have no effect on values. `words` has what GE calls values of torch, by
     attribute; `casts` the types of GE that arguments are cast to.
