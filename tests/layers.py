@@ -6,7 +6,8 @@ from __future__ import annotations
 # name is the package's own `__init__`, on top of all. `flags` is below `log`, which reads its level
 # there; `store` writes files for `trace`.
 LAYERS: dict[int, tuple[str, ...]] = {
-    15: ("", "__main__"),
+    16: ("__main__",),
+    15: ("",),
     14: ("cli", "viz", "legacy"),
     13: ("emulate", "npu_page", "vllm_plugin"),
     12: ("inference", "llm_datadist", "npugraph_ex", "reporting"),
@@ -23,7 +24,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("configs", "tools", "trace"),
     0: ("fallbacks", "store", "structured"),
     -1: ("errors", "log"),
-    -2: ("flags", "process"),
+    -2: ("flags", "process", "versions"),
 }
 
 # Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
@@ -43,9 +44,10 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.ops.hcom"): "imports functional collectives of torch",
     ("torchair", "torchair.ops.hcom"): "imports functional collectives of torch",
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
-    ("torchair.cli", "torchair.runner"): "for one command",
-    ("torchair.cli", "torchair.reporting.recorder"): "loads AOTAutograd, for one command",
-    ("torchair.cli", "torchair.verification.api"): "as for reporting.recorder",
+    ("torchair", "torchair.backend"): "imports torch",
+    ("torchair", "torchair.fallbacks"): "for the command line, which may not need it",
+    ("torchair", "torchair.legacy"): "imports torch",
+    ("torchair", "torchair.ops"): "imports torch",
     ("torchair.vllm_plugin", "torchair.vllm_plugin.linear"): "needs vLLM, which calls the function",
     ("torchair", "torchair.reporting.recorder"): "for graphs that are reported on",
     ("torchair.codegen.cpu.target", "torchair.codegen.cpu.generators"): "no text, no generators",
@@ -110,12 +112,13 @@ SPECIFIED_API: frozenset[str] = frozenset(
 
 # Ours, without a counterpart in the original.
 OWN_API: frozenset[str] = frozenset(
-    {"compile", "explain", "load", "package", "verify", "weights_changed"}
+    {"__version__", "compile", "explain", "load", "package", "verify", "weights_changed"}
 )
 
 # Exactly what `torchair.__all__` holds today.
 PUBLIC_API: frozenset[str] = frozenset(
     {
+        "__version__",
         "CompilerConfig",
         "compile",
         "dynamo_export",

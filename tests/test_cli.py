@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import torchair
-from torchair.cli import main, npu_operators_page, operators_page, options_page
+from torchair.cli import main
+from torchair.cli.tables import npu_operators_page, operators_page, options_page
 from torchair.codegen.kept import key_of, store
 from torchair.convert.registry import lines
 

@@ -193,6 +193,14 @@ def test_errors_name_argument_expected_and_got(given, named, got):
 
 
 
+def test_an_argument_too_many_is_an_error():
+    compiled = torchair.compile(torch.add, (torch.ones(2), torch.ones(2)))
+    two = torchair.compile(lambda x, y: x * y, (torch.ones(2), torch.ones(2)))
+    for call in (compiled, two):
+        with pytest.raises(InputError, match="not nested or named"):
+            call(torch.ones(2), torch.ones(2), 1)
+
+
 def test_numbers_are_part_of_the_code():
     compiled = torchair.compile(Net(), (torch.zeros(4, 6), 3.0))
     assert compiled(torch.ones(4, 6), 3.0) and compiled(torch.ones(4, 6), scale=3.0)

@@ -219,7 +219,7 @@ def test_damaged_archives_are_one_error(tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["export", str(tmp_path / "missing.pt2")]) == 2
     told = capsys.readouterr().err
     assert "missing.pt2" in told and "Traceback" not in told
-    assert cli.main(["run-air", str(path)]) == 1
+    assert cli.main(["run-air", str(path)]) == 2
 
 
 def test_the_sizes_that_vary_are_those_of_the_export() -> None:

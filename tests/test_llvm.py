@@ -9,10 +9,11 @@ import torch
 from nest_plain import noise
 from torchair.codegen.cpu.jit import Library, compile_all, host, run_kernel
 from torchair.codegen.cuda.jit import Entry, describe, module_text, ptx
-from torchair.codegen.llvm import binding, parse, release
+from torchair.codegen.llvm import binding, parse
 from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.codegen.text.memory import masked_load, masked_store
 from torchair.codegen.text.writer import KernelWriter, prefix_mask
+from torchair.versions import release
 
 SQUARED = "define double @f(double %x) {\n  %y = fmul double %x, %x\n  ret double %y\n}"
 # LLVM 20 asserts when it generates code for this, LLVM 22 takes it.

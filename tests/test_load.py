@@ -204,7 +204,7 @@ def test_arguments_by_name_and_missing_ones(small: tuple[Path, Small]) -> None:
         loaded(x)
     with pytest.raises(InputError, match="too many arguments"):
         loaded(x, mask, x)
-    with pytest.raises(InputError, match="does not fit"):
+    with pytest.raises(InputError, match="the argument mask is not what"):
         loaded(x, mask[:3])
 
 
@@ -232,8 +232,8 @@ def test_damage_inside_of_a_weight(small: tuple[Path, Small], tmp_path: Path, ca
     torchair.load(small[0], check=True)
     with pytest.raises(SerializationError, match="second_weight is damaged"):
         torchair.load(tmp_path / "x.air", check=True)
-    assert cli.main(["run-air", str(tmp_path / "x.air"), "--check"]) == 1
-    assert "second_weight is damaged" in capsys.readouterr().out
+    assert cli.main(["run-air", str(tmp_path / "x.air"), "--check"]) == 2
+    assert "second_weight is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 zip", b"\x80\x04 pickle", bytes(5000)])
@@ -294,17 +294,17 @@ def test_run_air(small: tuple[Path, Small], tmp_path: Path, capsys: Any) -> None
     with torch.no_grad():
         expected = torch.softmax(small[1].second(small[1].first(x)), -1) + mask
     assert_close(torch.from_numpy(np.load(tmp_path / "result_0.npy")), expected)
-    assert cli.main(["run-air", file, *arguments[:2]]) == 1
-    assert "no --input for x" in capsys.readouterr().out
-    assert cli.main(["run-air", str(tmp_path / "mask.npy")]) == 1
-    assert "not a GE model" in capsys.readouterr().out
+    assert cli.main(["run-air", file, *arguments[:2]]) == 2
+    assert "no --input for x" in capsys.readouterr().err
+    assert cli.main(["run-air", str(tmp_path / "mask.npy")]) == 2
+    assert "not a GE model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("array", "words"),
     [
-        (np.zeros((3, 5), np.float32), "an input does not fit"),
-        (np.zeros(12, np.float32), "an input does not fit"),
+        (np.zeros((3, 5), np.float32), "the argument x is not what"),
+        (np.zeros(12, np.float32), "the argument x is not what"),
         (np.array(["a"]), "no tensor holds <U1"),
         (np.zeros((3, 4), [("a", "f4")]), "no tensor holds"),
         (np.zeros((3, 4), np.complex64), "complex numbers"),
@@ -323,8 +323,8 @@ def test_run_air_on_bad_inputs(
         np.save(tmp_path / "x.npy", array)
     arguments = [f"x={tmp_path}/x.npy", f"mask={tmp_path}/mask.npy"]
     command = ["run-air", str(small[0]), *(p for a in arguments for p in ("--input", a))]
-    assert cli.main(command) == 1
-    shown = capsys.readouterr().out
+    assert cli.main(command) == 2
+    shown = capsys.readouterr().err
     assert words in shown and "Traceback" not in shown
 
 
@@ -337,12 +337,12 @@ def test_run_air_names_inputs(small: tuple[Path, Small], tmp_path: Path, capsys:
         ([f"x={x}", f"x={x}"], "two files for the input x"),
         ([x, x, x], "too many inputs"),
     ):
-        assert cli.main(["run-air", file, *(p for a in given for p in ("--input", a))]) == 1
-        assert words in capsys.readouterr().out
+        assert cli.main(["run-air", file, *(p for a in given for p in ("--input", a))]) == 2
+        assert words in capsys.readouterr().err
     given = ["--input", x, "--input", f"{tmp_path}/a=b.npy", "--repeat", "0"]
     assert cli.main(["run-air", file, *given]) == 0, "a file whose name has a sign of equality"
-    assert cli.main(["run-air", file, *given, "--output", x]) == 1
-    assert "x.npy" in capsys.readouterr().out
+    assert cli.main(["run-air", file, *given, "--output", x]) == 2
+    assert "x.npy" in capsys.readouterr().err
 
 
 class Corner(torch.nn.Module):
@@ -390,8 +390,8 @@ def test_a_device_that_is_not_there_is_named(corner: Path, capsys: Any) -> None:
     for device in ("mps", "nonsense"):
         with pytest.raises(InputError, match=f"no model runs on '{device}'"):
             torchair.load(corner, device=device)
-        assert cli.main(["run-air", str(corner), "--device", device]) == 1
-        assert f"no model runs on '{device}'" in capsys.readouterr().out
+        assert cli.main(["run-air", str(corner), "--device", device]) == 2
+        assert f"no model runs on '{device}'" in capsys.readouterr().err
 
 
 @pytest.mark.cuda
@@ -406,3 +406,30 @@ def test_a_file_runs_on_a_gpu(small: tuple[Path, Small], frozen: bool) -> None:
         assert result.is_cuda
         assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-4)
         assert_close(summed.cpu(), x.cumsum(0))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((torch.zeros(3, 5), torch.zeros(40)), r"argument x (.*\n)*.*dims \[s0=3, 4\]"),
+        ((torch.zeros(3, 4).double(), torch.zeros(40)), "argument x is not what"),
+        ((torch.zeros(3, 4, device="meta"), torch.zeros(40)), r"argument x (.*\n)*.*one on meta"),
+        ((None, torch.zeros(40)), "argument x is not what"),
+        ((torch.zeros(3, 4).to_sparse(), torch.zeros(40)), "argument x is not what"),
+        ((torch.zeros(3, 4), [1.0]), "argument mask is not what"),
+    ],
+)
+def test_an_argument_that_does_not_fit_is_named(
+    small: tuple[Path, Small], given: tuple[Any, ...], words: str
+) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        torchair.load(small[0])(*given)
+    assert "Traceback" not in str(caught.value) and "arg" not in str(caught.value.name)
+
+
+def test_arguments_by_wrong_names_are_refused(small: tuple[Path, Small]) -> None:
+    loaded = torchair.load(small[0])
+    with pytest.raises(InputError, match=r"no argument nask\. Did you mean 'mask'"):
+        loaded(torch.zeros(3, 4), nask=torch.zeros(40))
+    with pytest.raises(InputError, match="by position and by name"):
+        loaded(torch.zeros(3, 4), torch.zeros(40), x=torch.zeros(3, 4))

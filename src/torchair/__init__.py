@@ -2,17 +2,20 @@
 
     import torch, torchair
     model = torch.compile(model, backend=torchair.get_npu_backend())
+
+Tested with Python 3.11 to 3.13, torch 2.11 to 2.15 and llvmlite 0.47 to 0.50 (`torchair.versions`).
 """
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchair import fallbacks, legacy, ops
-from torchair.backend import get_compiler, get_npu_backend
-from torchair.configs.compiler_config import CompilerConfig
-from torchair.log import logger
 from torchair.process import when_imported
+from torchair.versions import __version__, check_torch
 
 if TYPE_CHECKING:
+    from torchair.backend import get_compiler, get_npu_backend
+    from torchair.configs.compiler_config import CompilerConfig
     from torchair.convert.registry import register_fx_node_ge_converter
     from torchair.deploy.compiled import compile
     from torchair.deploy.export import dynamo_export
@@ -22,17 +25,24 @@ if TYPE_CHECKING:
     from torchair.deploy.weights import weights_changed
     from torchair.explanation.api import explain
     from torchair.fx.passes.user import register_replacement
+    from torchair.log import logger
     from torchair.ops.hcom import patch_for_hcom
     from torchair.verification.api import verify
 
 __all__ = [
-    "CompilerConfig", "compile", "dynamo_export", "explain", "get_compiler", "get_npu_backend",
-    "load", "logger", "npu_format_cast_via_cpu", "package", "patch_for_hcom",
+    "__version__", "CompilerConfig", "compile", "dynamo_export", "explain", "get_compiler",
+    "get_npu_backend", "load", "logger", "npu_format_cast_via_cpu", "package", "patch_for_hcom",
     "register_fx_node_ge_converter", "register_replacement", "use_internal_format_weight", "verify",
     "weights_changed",
 ]  # fmt: skip
 
+_MODULES = ("configs", "ge", "inference", "llm_datadist", "npugraph_ex", "ops", "scope", "versions")
+"""Public modules."""
 _LAZY = {
+    "CompilerConfig": "torchair.configs.compiler_config",
+    "get_compiler": "torchair.backend",
+    "get_npu_backend": "torchair.backend",
+    "logger": "torchair.log",
     "compile": "torchair.deploy.compiled",
     "dynamo_export": "torchair.deploy.export",
     "explain": "torchair.explanation.api",
@@ -69,21 +79,50 @@ def _offer_reports(runner: Any) -> None:
     runner.onlookers.reporter = reporter
 
 
-legacy.install()
-when_imported({
-    "torch.distributed._functional_collectives": _teach_dynamo,
-    "torch._dynamo.utils": fallbacks.hand_over,
-    "torchair.runner": _offer_reports,
-})  # fmt: skip
-_ = ops
+def begin() -> None:
+    """What `import torchair` does: operators, old names, the backend. The command line does it with
+    the command that runs, so that its help does not wait for torch."""
+    global _begun
+    if _begun:
+        return
+    _begun = True
+    check_torch(import_module("torch").__version__)
+    import torchair.backend
+    import torchair.fallbacks
+    import torchair.legacy
+    import torchair.ops
+
+    torchair.legacy.install()
+    when_imported({
+        "torch.distributed._functional_collectives": _teach_dynamo,
+        "torch._dynamo.utils": torchair.fallbacks.hand_over,
+        "torchair.runner": _offer_reports,
+    })  # fmt: skip
+
+
+def _is_command_line() -> bool:
+    """Whether this process runs the `torchair` command, or `python -m torchair`."""
+    # Python has "-m" for the program until it has found the module, which is its next argument.
+    as_module = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == "torchair"
+    return as_module or "_torchair_command" in sys.modules
+
+
+_begun = False
+if not _is_command_line():
+    begin()
 
 
 def __getattr__(name: str) -> Any:
     """Load what is not needed at import when it is first asked for."""
-    import importlib
-
-    home = _LAZY.get(name) or (f"torchair.{name}" if legacy.knows(f"torchair.{name}") else None)
-    if home is None:
+    if not _begun:
+        raise AttributeError(f"the command line has not loaded torchair, which has {name!r}")
+    home = _LAZY.get(name) or f"torchair.{name}"
+    if name not in _LAZY and not import_module("torchair.legacy").knows(home):
         raise AttributeError(f"module 'torchair' has no attribute {name!r}")
-    module = importlib.import_module(home)
+    module = import_module(home)
     return module if home == f"torchair.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """The public names; others may change without notice."""
+    return sorted([*__all__, *_MODULES, "__doc__", "__file__", "__name__", "__path__"])

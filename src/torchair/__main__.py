@@ -2,7 +2,8 @@
 
 import sys
 
+from torchair import begin
 from torchair.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(begin=begin))

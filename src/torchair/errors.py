@@ -132,6 +132,12 @@ class InputError(TorchairError, RuntimeError):
     LABELS = {"index": "input", "name": "name", "expected": "expected", "got": "got"}
 
 
+class CommandError(TorchairError, RuntimeError):
+    """The command line asks for something that cannot be done."""
+
+    LABELS = {"file": "file"}
+
+
 class MissingHostValue(TorchairError, RuntimeError):
     """A step needs what a value holds (a shape, an axis) on the host before it is known there."""
 
@@ -188,6 +194,14 @@ def pretty_error_msg(function: Callable[P, R]) -> Callable[P, R]:
             raise replacement from error
 
     return explained
+
+
+def plainly(error: BaseException) -> BaseException:
+    """An error as it was raised, without the places that ``pretty_error_msg`` added."""
+    cause = error.__cause__
+    while cause is not None and str(error).startswith(f"{cause}\nTraceback"):
+        error, cause = cause, cause.__cause__
+    return error
 
 
 def _rebuilt(error: Exception) -> Exception | None:

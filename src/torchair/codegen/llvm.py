@@ -7,12 +7,10 @@ on GPU kernels as metadata.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
-OLDEST = (0, 47)
-"""The first llvmlite whose LLVM (20) takes our text. numba 0.65 wants this one or an older one."""
+from torchair.versions import LLVMLITE, release
 
 
 @cache
@@ -20,8 +18,8 @@ def binding() -> Any:
     """`llvmlite.binding`; an ImportError if it is missing or too old."""
     import llvmlite
 
-    if release(llvmlite.__version__) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+    oldest = LLVMLITE.oldest  # the first whose LLVM (20) takes our text
+    if release(llvmlite.__version__) < release(oldest):
         raise ImportError(
             f"llvmlite {llvmlite.__version__} is too old for native code: torchair needs "
             f"llvmlite {oldest} or newer (pip install 'llvmlite>={oldest}')"
@@ -29,11 +27,6 @@ def binding() -> Any:
     import llvmlite.binding
 
     return llvmlite.binding
-
-
-def release(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
-    return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
 
 
 def version() -> str:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from torchair.codegen.target import Target
 from torchair.deploy import package
 from torchair.deploy.code import code_for, default_frozen
-from torchair.deploy.guards import Guards, ValueSpec
+from torchair.deploy.guards import Expected, Guards, ValueSpec
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.devices.base import GraphCall
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
-from torchair.errors import InputError, SerializationError, TorchairError
-from torchair.fx.dump import as_array
+from torchair.errors import InputError, SerializationError, did_you_mean, plainly
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Node, Value
@@ -35,7 +30,7 @@ from torchair.operators.generic import find_target
 from torchair.serde.air import mapped, read_air
 from torchair.serde.codec import read_elements
 from torchair.serde.convention import Convention, from_text
-from torchair.store import FilePath, atomic_write, npy_bytes
+from torchair.store import FilePath
 
 if TYPE_CHECKING:
     from torchair.deploy.exported import CompiledProgram
@@ -58,6 +53,17 @@ class ModelPort:
             return self.name
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
 
+    @torch.no_grad()
+    def problem(self, given: Any) -> tuple[str, str] | None:
+        """What was expected and what has come, None if it fits wherever it is."""
+        if self.dtype is None:
+            return None
+        device = str(given.device) if isinstance(given, torch.Tensor) else ""
+        dims = tuple(f"s{k}" if n < 0 else n for k, n in enumerate(self.shape))
+        dtype = str(self.dtype).removeprefix("torch.")
+        anything = (None,) * len(dims)
+        return Expected(self.name, dtype, dims, anything, device=device).problem(given, {})
+
 
 class Loaded:
     """A model from a file. It is called as the model was, by position or by name; results are
@@ -70,6 +76,9 @@ class Loaded:
         self.path = Path(path)
         self._run, self._call = run, call
         self.inputs = _inputs(run.graph, call)
+        sources = zip(run.graph.data, call.convention.signature.inputs, strict=True)
+        named = {source.args: node.name for node, source in sources}
+        self._in_graph = [named.get((k,)) for k in range(len(self.inputs))]
         self.outputs = _outputs(run.graph, call.convention, names, self.inputs)
         self._checked = _Checked.of(call.guards)
         self.guards = None if self._checked is None else self._checked.guards
@@ -94,8 +103,25 @@ class Loaded:
         return results[0] if len(results) == 1 else results
 
     def flat(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """Results for arguments in the order of `inputs`."""
-        return self._run.run([*tensors, *(tensors[a].shape[d] for a, d in self._call.sizes)])
+        """Results for arguments in the order of `inputs`. An argument that does not fit is named
+        as in the model, whatever it is called in the graph."""
+        try:
+            return self._run.run([*tensors, *(tensors[a].shape[d] for a, d in self._call.sizes)])
+        except Exception as error:
+            raise self._explained(plainly(error), tensors) from None
+
+    def _explained(self, error: BaseException, tensors: Sequence[Any]) -> BaseException:
+        """An error about the argument that does not fit, if that is what was wrong."""
+        for k, (port, tensor) in enumerate(zip(self.inputs, tensors, strict=False)):
+            found = port.problem(tensor)
+            if found is None and isinstance(error, InputError) and error.name == self._in_graph[k]:
+                found = error.expected, error.got
+            if found is not None:
+                return InputError(
+                    f"the argument {port.name} is not what the model was exported for",
+                    index=k, name=port.name, expected=found[0], got=found[1],
+                )  # fmt: skip
+        return error
 
     @property
     def call(self) -> GraphCall:
@@ -107,11 +133,17 @@ class Loaded:
         self._run.generate([*tensors, *(tensors[a].shape[d] for a, d in self._call.sizes)])
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        expected = ", ".join(self.parameters)
         if len(args) > len(self.parameters):
-            raise InputError(
-                "too many arguments", expected=", ".join(self.parameters), got=str(len(args))
-            )
-        return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+            raise InputError("too many arguments", expected=expected, got=str(len(args)))
+        given = dict(zip(self.parameters, args, strict=False))
+        for name in kwargs:
+            if name not in self.parameters:
+                near = did_you_mean(name, self.parameters)
+                raise InputError(f"the model has no argument {name}.{near}", expected=expected)
+            if name in given:
+                raise InputError("an argument is given by position and by name", name=name)
+        return {**given, **kwargs}
 
     def __repr__(self) -> str:
         return f"<model {self.path.name}({', '.join(map(str, self.inputs))})>"
@@ -169,7 +201,7 @@ def load(
     was signed with the `key` in that file. It is the code of the best processor that runs here, or
     of the `processor` that is named.
     """
-    place = _device_name(device)
+    place = device_name(device)
     if is_archive(path):
         from torchair.deploy.exported import load_program
 
@@ -206,7 +238,7 @@ def load_air(
         raise SerializationError(f"this graph does not run: {error}", file=path) from error
 
 
-def _device_name(device: str | torch.device) -> str:
+def device_name(device: str | torch.device) -> str:
     """The name of a device with its number; InputError where torch has no such device."""
     try:
         place = torch.device(device)
@@ -438,128 +470,3 @@ def _outputs(
         else:
             ports.append(ModelPort("number"))
     return ports
-
-
-# ---- `torchair run-air`: shows a file, runs it on arrays, times it ----
-
-
-def add_run_air_options(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
-    parser.add_argument("model", help="a .air file")
-    parser.add_argument(
-        "--input", action="append", default=[], metavar="[NAME=]FILE",
-        help="a .npy file for an input; without a name they are taken in order",
-    )  # fmt: skip
-    parser.add_argument("--output", metavar="FOLDER", help="save results there as .npy files")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
-    parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
-    parser.add_argument("--check", action="store_true", help="compare checksums of weights")
-    parser.add_argument("--trust", action="store_true", help="run the machine code of a package")
-    parser.add_argument("--key", metavar="FILE", help="run it if it was signed with this key")
-    parser.add_argument("--processor", help="the code to run, as x86-64-v3; else the best")
-    parser.add_argument("--repeat", type=int, default=10, help="calls to time; 0 times nothing")
-
-
-def run_air(options: argparse.Namespace) -> int:
-    """What the command does; its exit status."""
-    try:
-        if is_archive(options.model):
-            raise SerializationError(
-                "this is a program of torch.export", file=options.model,
-                hint=f"torchair export {options.model} -o model.air makes a model file of it",
-            )  # fmt: skip
-        place = _device_name(options.device)
-        code = code_for(
-            options.model, place, trust=options.trust, key=options.key,
-            processor=options.processor,
-        )  # fmt: skip
-        model = load_air(options.model, place, options.frozen or None, options.check, None, code)
-        for word, ports in (("input", model.inputs), ("result", model.outputs)):
-            for k, port in enumerate(ports):
-                print(f"{word} {k}: {port}")
-        if not options.input and model.inputs:
-            return 0
-        _run(model, _tensors(model, options.input, options.device), options.output, options.repeat)
-    except (TorchairError, OSError, RuntimeError, ValueError) as error:
-        print(f"torchair run-air: {_plainly(error)}")
-        return 1
-    return 0
-
-
-def _plainly(error: BaseException) -> BaseException:
-    """An error of the engine as it was raised, without the places that it went through."""
-    cause = error.__cause__
-    longer = cause is not None and str(error).startswith(f"{cause}\nTraceback")
-    return _plainly(cause) if cause is not None and longer else error
-
-
-def _tensors(model: Loaded, given: Sequence[str], device: str) -> list[torch.Tensor]:
-    """Arrays by the names of inputs, or in their order."""
-    names = [p.name for p in model.inputs]
-    files: dict[str, str] = {}
-    free = iter(names)
-    for text in given:
-        name, named, file = text.partition("=")
-        if not named or (name not in names and Path(text).exists()):
-            name, file = next((n for n in free if n not in files), ""), text
-        elif name not in names:
-            raise InputError(f"the model has no input {name}", expected=", ".join(names), got=text)
-        elif name in files:
-            raise InputError(f"two files for the input {name}", name=name, got=text)
-        if not name:
-            raise InputError("too many inputs", expected=", ".join(names), got=str(len(given)))
-        files[name] = file
-    missing = [n for n in names if n not in files]
-    if missing:
-        raise InputError(f"no --input for {', '.join(missing)}")
-    return [_tensor(files[p.name], p).to(device) for p in model.inputs]
-
-
-def _tensor(file: str, port: ModelPort) -> torch.Tensor:
-    try:
-        array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise SerializationError(f"cannot read an array: {error}", file=file) from error
-    if not isinstance(array, np.ndarray):
-        raise SerializationError("this is no .npy file", file=file)
-    try:
-        found = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
-    except TypeError as error:
-        raise SerializationError(f"no tensor holds {array.dtype} of numpy", file=file) from error
-    if found.is_complex() and port.dtype is not None and not port.dtype.is_complex:
-        raise InputError("complex numbers for an input of real ones", name=port.name, got=file)
-    if port.dtype is not None and found.dtype != port.dtype:
-        print(f"{port.name}: {found.dtype} is taken as {port.dtype}")
-        found = found.to(port.dtype)
-    return found
-
-
-def _run(model: Loaded, tensors: list[torch.Tensor], folder: str | None, repeat: int) -> None:
-    results, seconds = _timed(model, tensors)
-    print(f"first call: {seconds * 1e3:.1f} ms, with planning and kernels")
-    for k, result in enumerate(results):
-        _print_result(k, result, folder)
-    if repeat > 0:
-        times = [_timed(model, tensors)[1] * 1e3 for _ in range(repeat)]
-        median, best = statistics.median(times), min(times)
-        print(f"{repeat} calls: median {median:.3f} ms, best {best:.3f} ms")
-
-
-def _timed(model: Loaded, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], float]:
-    start = time.perf_counter()
-    results = model.flat(tensors)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return results, time.perf_counter() - start
-
-
-def _print_result(k: int, result: Any, folder: str | None) -> None:
-    if not isinstance(result, torch.Tensor):
-        print(f"result {k}: {result}")
-        return
-    if folder is None:
-        print(f"result {k}: {result.cpu()}")
-        return
-    path = Path(folder) / f"result_{k}.npy"
-    atomic_write(path, npy_bytes(as_array(result)))
-    print(f"result {k}: {tuple(result.shape)} in {path}")

@@ -103,8 +103,10 @@ class CallShape:
     ) -> tuple[Sequence[Any], dict[str, Any]] | None:
         """The same call with arguments by position that were so in the first one."""
         rest = dict(kwargs)
+        if len(args) > max(self.count, len(self.names)):
+            return None
         if len(args) > self.count:
-            rest |= dict(zip(self.names[self.count : len(args)], args[self.count :], strict=False))
+            rest |= dict(zip(self.names[self.count : len(args)], args[self.count :], strict=True))
             args = args[: self.count]
         missing = self.names[len(args) : self.count]
         if any(n not in rest for n in missing):

@@ -25,6 +25,7 @@ import torch
 
 from torchair import emulate
 from torchair.emulate.state import STATE
+from torchair.errors import CommandError
 from torchair.ops.npu import real_package
 from torchair.process import processor
 
@@ -32,31 +33,25 @@ if TYPE_CHECKING:
     from torchair.explanation.api import Collector
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Describe the command line of `torchair run`."""
-    parser.add_argument("--devices", type=int, metavar="N", help="number of emulated devices")
-    parser.add_argument("--seed", type=int, metavar="S", help="seed of all random generators")
-    parser.add_argument("--dump", metavar="FOLDER", help="write every compiled graph there")
-    parser.add_argument("--timeline", metavar="FOLDER", help="write timelines of graphs there")
-    told = "at exit, tell about graphs, breaks, fallbacks and compile time"
-    parser.add_argument("--explain", action="store_true", help=told)
-    parser.add_argument("-m", dest="module", action="store_true", help="the script is a module")
-    parser.add_argument("script", help="Python program, or module with -m")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-
-
 def run_script(script: str, arguments: list[str]) -> int:
     """Execute a script without options of ours."""
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    return run(parser.parse_args([script, *arguments]))
+    unset = dict.fromkeys(("devices", "seed", "dump", "timeline"))
+    flags = dict.fromkeys(("explain", "module"), False)
+    return run(argparse.Namespace(script=script, arguments=arguments, **unset, **flags))
+
+
+def existing(script: str) -> Path:
+    """The file of a script; CommandError if there is none."""
+    path = Path(script)
+    if not path.exists():
+        raise CommandError(f"can't open file {script!r}: no such file")
+    return path
 
 
 def run(options: argparse.Namespace) -> int:
     """Execute the script; the exit code is 0 if it comes to its end."""
-    if not options.module and not os.path.exists(options.script):
-        print(f"torchair run: can't open file {options.script!r}: no such file", file=sys.stderr)
-        return 2
+    if not options.module:
+        existing(options.script)
     _prepare(options)
     if not options.explain:
         _execute(options)

@@ -1,0 +1,209 @@
+"""The commands and their arguments. What they do is named here and loaded when it runs: this module
+imports nothing that takes time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torchair.versions import stated
+
+Parser = argparse.ArgumentParser
+
+
+class Command(NamedTuple):
+    """A command: what it does in words, the function that does it (`module:name`), the arguments it
+    takes, and whether it runs a program of the user."""
+
+    help: str
+    run: str
+    add_options: Callable[[Parser], None] = lambda _parser: None
+    runs_program: bool = False
+
+
+def parser() -> Parser:
+    """The parser of the whole command line."""
+    whole = Parser(prog="torchair", description="graph mode for PyTorch")
+    whole.add_argument("--version", action=_Version, help="versions of this installation")
+    whole.add_argument("--traceback", action="store_true", help="show where an error was raised")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        command.add_options(commands.add_parser(name, help=command.help, description=command.help))
+    return whole
+
+
+class _Version(argparse.Action):
+    """Prints versions. They are looked up only then."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: Parser, *_arguments: object) -> None:
+        print(stated())
+        parser.exit()
+
+
+# ---- numbers in a range, lists of names
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.strip().lstrip("-+").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return number
+
+
+def _tolerance(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return number
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+# ---- arguments of the commands
+
+
+_TRUST = "read a file that others may have written to; reading it can run code"
+
+
+def _add_program(parser: Parser, what: str = "Python program") -> None:
+    parser.add_argument("script", help=what)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def _trace(parser: Parser) -> None:
+    parser.add_argument("-o", "--output", default="timeline", help="folder, `timeline`")
+    _add_program(parser)
+
+
+def _verify(parser: Parser) -> None:
+    parser.add_argument("-o", "--output", default="torchair_verify", help="folder for findings")
+    parser.add_argument("--every-node", action="store_true", help="even where results are right")
+    _add_program(parser)
+
+
+def _report(parser: Parser) -> None:
+    parser.add_argument("-o", "--output", default="report.html", help="file, `report.html`")
+    _add_program(parser)
+
+
+def _run(parser: Parser) -> None:
+    number = _at_least(1)
+    parser.add_argument("--devices", type=number, metavar="N", help="number of emulated devices")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of all random generators")
+    parser.add_argument("--dump", metavar="FOLDER", help="write every compiled graph there")
+    parser.add_argument("--timeline", metavar="FOLDER", help="write timelines of graphs there")
+    told = "at exit, tell about graphs, breaks, fallbacks and compile time"
+    parser.add_argument("--explain", action="store_true", help=told)
+    parser.add_argument("-m", dest="module", action="store_true", help="the script is a module")
+    _add_program(parser, "Python program, or module with -m")
+
+
+def _run_air(parser: Parser) -> None:
+    parser.add_argument("model", help="a .air file")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="[NAME=]FILE",
+        help="a .npy file for an input; without a name they are taken in order",
+    )  # fmt: skip
+    parser.add_argument("--output", metavar="FOLDER", help="save results there as .npy files")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
+    parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
+    parser.add_argument("--check", action="store_true", help="compare checksums of weights")
+    parser.add_argument("--trust", action="store_true", help="run the machine code of a package")
+    parser.add_argument("--key", metavar="FILE", help="run it if it was signed with this key")
+    parser.add_argument("--processor", help="the code to run, as x86-64-v3; else the best")
+    calls = "calls to time; 0 times nothing"
+    parser.add_argument("--repeat", type=_at_least(0), default=10, metavar="N", help=calls)
+
+
+def _export(parser: Parser) -> None:
+    parser.add_argument("program", help="a .pt2 file of torch.export.save")
+    parser.add_argument("-o", "--output", default="", help="the file to write, `<program>.air`")
+    parser.add_argument("--trust", action="store_true", help=_TRUST)
+
+
+def _package(parser: Parser) -> None:
+    names = "processors to make code for; x86-64-v4 may have +avx512vnni and +avx512bf16"
+    parser.add_argument("model", help="a .pt2 file of torch.export.save, or a .air file")
+    parser.add_argument("-o", "--output", required=True, help="the file to write")
+    parser.add_argument("--cpu", type=_names, metavar="NAMES", help=names)
+    parser.add_argument(
+        "--gpu", type=_names, default=[], metavar="NAMES",
+        help="GPUs to make PTX for, as `sm_80,sm_90`",
+    )  # fmt: skip
+    parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
+    parser.add_argument("--key", metavar="FILE", help="sign the package with this secret")
+    parser.add_argument("--trust", action="store_true", help=_TRUST)
+
+
+def _compare(parser: Parser) -> None:
+    parser.add_argument("first", metavar="DUMP_A", help="folder of an eager npy or a GE dump")
+    parser.add_argument("second", metavar="DUMP_B", help="folder of another")
+    parser.add_argument("-o", "--output", default="compare.csv", help="table, `compare.csv`")
+    parser.add_argument("--rtol", type=_tolerance, help="what diverges")
+
+
+def _cache(parser: Parser) -> None:
+    parser.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
+
+
+def _tune(parser: Parser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--show", action="store_true", help="what the files hold")
+    what.add_argument("--merge", action="store_true", help="the best of all files, in one")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="results, or their folder")
+    parser.add_argument("-o", "--output", help="the file to write")
+
+
+def _check(parser: Parser) -> None:
+    parser.add_argument("file", help="a graph: .py, .txt or .air")
+
+
+def _table(parser: Parser) -> None:
+    parser.add_argument("pattern", nargs="?", default="", help="only those with this in the name")
+    parser.add_argument("--markdown", action="store_true", help="the page of docs/")
+
+
+def _ops(parser: Parser) -> None:
+    _table(parser)
+    parser.add_argument("--npu", action="store_true", help="those of the `npu` library")
+
+
+_PROGRAMS, _FILES, _TABLES = (f"torchair.cli.{name}" for name in ("programs", "files", "tables"))
+COMMANDS = {
+    "ops": Command("which torch operators become which GE operators", f"{_TABLES}:ops", _ops),
+    "options": Command("the options of CompilerConfig", f"{_TABLES}:options", _table),
+    "trace": Command(
+        "run a program, write timelines of its graphs", f"{_PROGRAMS}:trace", _trace, True
+    ),
+    "check": Command("races and deadlocks of streams in a graph file", f"{_FILES}:check", _check),
+    "verify": Command(
+        "run a program, compare its graphs with eager", f"{_PROGRAMS}:verify", _verify, True
+    ),
+    "report": Command(
+        "run a program, write a page about its graphs", f"{_PROGRAMS}:report", _report, True
+    ),
+    "compare": Command("two data dumps, matched by FX names", f"{_FILES}:compare", _compare),
+    "run": Command("run a script, with an emulated npu", f"{_PROGRAMS}:run", _run, True),
+    "run-air": Command("run a model file on arrays", "torchair.cli.run_air:run_air", _run_air),
+    "export": Command(
+        "write a program of torch.export as a model file", f"{_FILES}:export", _export
+    ),
+    "package": Command(
+        "write a model with machine code for many processors", f"{_FILES}:package", _package
+    ),
+    "cache": Command("kernels that are kept on disk", f"{_FILES}:cache", _cache),
+    "tune": Command("results of tuning: show files, or merge them", f"{_FILES}:tune", _tune),
+    "env": Command("versions and hardware, for bug reports", f"{_TABLES}:env"),
+}
