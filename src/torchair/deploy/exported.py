@@ -60,7 +60,7 @@ class Contract:
         known = {d for s in specs if isinstance(s, Expected) for d in s.dims}
         known |= {s.symbol for s in specs if isinstance(s, NumberSpec)}
         texts = [c for c in self._conditions if Condition(c).names <= known]
-        self.guards = Guards(specs, texts)
+        self.guards = _readable(specs, texts)
 
     @property
     def dynamic(self) -> dict[str, list[int]]:
@@ -217,12 +217,35 @@ def _file_guards(contract: Contract, traced: Traced) -> dict[str, Any]:
                     equal.append(f"{names[size]} == {traced_size}")
             spec = replace(spec, strides=(None,) * len(spec.dims), order=None)
         specs.append(spec)
-    ranges = [_renamed(c, names) for c in contract.guards.conditions if c.names <= set(names)]
-    return Guards(specs, list(dict.fromkeys([*traced.conditions, *equal, *ranges]))).to_data()
+    allowed_sizes = [c for c in contract.guards.conditions if c.names <= set(names)]
+    ranges = [_renamed(c.text, names) for c in allowed_sizes]
+    return _readable(specs, list(dict.fromkeys([*traced.conditions, *equal, *ranges]))).to_data()
 
 
-def _renamed(condition: Condition, names: Mapping[str, Any]) -> str:
-    return re.sub(r"[A-Za-z_]\w*", lambda found: str(names.get(found[0], found[0])), condition.text)
+def _renamed(condition: str, names: Mapping[str, Any]) -> str:
+    return re.sub(r"[A-Za-z_]\w*", lambda found: str(names.get(found[0], found[0])), condition)
+
+
+def _readable(specs: Sequence[Spec], conditions: Sequence[str]) -> Guards:
+    """Guards whose sizes are named after the place where they come first: `x_dim0`."""
+    names: dict[str, str] = {}
+    for spec in specs:
+        label = re.sub(r"\W+", "_", spec.name).strip("_")
+        places = [(f"{label}_dim{i}", d) for i, d in enumerate(getattr(spec, "dims", ()))]
+        if isinstance(spec, NumberSpec):
+            places = [(label, spec.symbol)]
+        for name, size in places:
+            if isinstance(size, str):
+                names.setdefault(size, name if name not in names.values() else f"{name}_{size}")
+    renamed: list[Spec] = []
+    for spec in specs:
+        if isinstance(spec, NumberSpec):
+            spec = replace(spec, symbol=names[spec.symbol])
+        elif isinstance(spec, Expected):
+            dims = [names[d] if isinstance(d, str) else d for d in spec.dims]
+            spec = replace(spec, dims=tuple(dims))
+        renamed.append(spec)
+    return Guards(renamed, [_renamed(c, names) for c in conditions])
 
 
 def _nesting(traced: Traced) -> Any:
