@@ -158,8 +158,8 @@ class DebugConfig(Section):
     aclgraph = AclgraphDebugConfig()
     run_eagerly = flag(False).emits(modes=ALL_MODES).flat("force_eager").doc("both")
     strict = flag(False).emits("torchair.strict", encode=_only_on, field="strict").doc(
-        "both", "works (ours, not of the original): a [fallback](reliability.md#fallbacks) that is a "
-        "failure, as a converter that crashed or a kernel that was refused, is an error; the "
+        "both", "works (ours, not of the original): a [fallback](reliability.md#fallbacks) that is "
+        "a failure, as a converter that crashed or a kernel that was refused, is an error; the "
         "environment variable `TORCHAIR_STRICT=1` says so for all graphs")
     deadlock_check = (
         flag(False).emits(modes=ALL_MODES, field="check_streams")
