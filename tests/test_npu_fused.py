@@ -17,7 +17,7 @@ from npu_cases import Case, npu
 from torchair.convert import find
 
 Tensor = torch.Tensor
-MODULES = ("npu_fused_cases", "npu_cache_cases", "npu_state_cases")
+MODULES = ("npu_fused_cases", "npu_cache_cases", "npu_state_cases", "npu_latent_cases")
 CASES: list[Case] = [case for module in MODULES for case in import_module(module).CASES]
 by_name = pytest.mark.parametrize("case", CASES, ids=str)
 MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
@@ -73,10 +73,22 @@ def compiled(cases: list[Case], inputs: Any, mode: str) -> list[Any]:
         return list(fast(inputs))
 
 
+def chosen(mode: str) -> list[Case]:
+    """Captured graphs call the kernels of eager code, so one call of each operator is enough there;
+    and both modes that capture do it alike, so those that update arguments are enough for one."""
+    if mode == "max-autotune":
+        return CASES
+    first = list({frozenset(_targets(case)): case for case in reversed(CASES)}.values())
+    if mode == "reduce-overhead":
+        return first
+    return [case for case in first if any(op._schema.is_mutable for op in _targets(case))]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_graphs_in_all_modes(mode):
-    inputs = [copies(case.inputs) for case in CASES]
-    for case, given, got in zip(CASES, inputs, compiled(CASES, inputs, mode), strict=True):
+    cases = chosen(mode)
+    inputs = [copies(case.inputs) for case in cases]
+    for case, given, got in zip(cases, inputs, compiled(cases, inputs, mode), strict=True):
         own = copies(case.inputs)
         assert_close(case, got, case.call(*own))
         if "apply_rotary" not in case.name:  # which graphs copy
@@ -126,6 +138,12 @@ REFUSED: dict[str, Any] = {
     "conv_mode": lambda: npu.npu_fused_causal_conv1d(X, X[0], X, conv_mode="other"),
     "query_start_loc": lambda: npu.npu_fused_causal_conv1d(X[0], X[0], X),
     "ssm_state_indices": lambda: npu.npu_recurrent_gated_delta_rule(X, X, X, X),
+    "block_table": lambda: npu.npu_lightning_indexer(
+        X[None], X[None], X, layout_key="PA_BSND", actual_seq_lengths_key=X[0, 0]
+    ),
+    "key": lambda: npu.npu_kv_quant_sparse_flash_attention(X, X, X, X, 1.0, 2, 2),
+    "query_quant_mode": lambda: npu.npu_mla_prolog_v3(*[X] * 11, query_quant_mode=1),
+    "sparse_mode": lambda: npu.npu_sparse_flash_attention(X, X, X, X, 1.0, sparse_mode=4),
     "swiglu_mode": lambda: npu.npu_dequant_swiglu_quant(X, swiglu_mode=3),
     "x": lambda: npu.npu_clipped_swiglu(X, dim=1),
 }

@@ -18,6 +18,7 @@ MODULES = (
     "npu_cases",
     "npu_expert_cases",
     "npu_fused_cases",
+    "npu_latent_cases",
     "npu_mx_cases",
     "npu_product_cases",
     "npu_state_cases",

@@ -23,6 +23,7 @@ FAMILIES = (
     "grouped",
     "infer_operators",
     "matmul",
+    "mla",
     "mx",
     "mx_fused",
     "norms",
@@ -34,6 +35,7 @@ FAMILIES = (
     "rope_caches",
     "routing",
     "rows",
+    "sparse_attention",
     "sampling",
     "scaling",
 )
