@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import npu_state_references as ref
-from npu_cases import BF16, HALF, Case, npu, randn
+from npu_cases import BF16, HALF, Case, npu, randint, randn
 
 Tensor = torch.Tensor
 atb = torch.ops.atb
@@ -317,4 +317,49 @@ ATTENTION = [
     ),
 ]  # fmt: skip
 
-CASES = [*DELTA, *CONVOLUTIONS, *ATTENTION]
+
+def _conv2d(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Steps of 2 down and 1 across, one row of zeros above and below, two groups of channels."""
+    padded = torch.zeros(2, 4, 7, 6)
+    padded[:, :, 1:6] = x
+    out = torch.zeros(2, 6, 3, 4, dtype=torch.float64)
+    for c in range(6):
+        group = slice(0, 2) if c < 3 else slice(2, 4)
+        for i in range(3):
+            for j in range(4):
+                part = padded[:, group, 2 * i : 2 * i + 3, j : j + 3].double()
+                out[:, c, i, j] = (part * w[c].double()).sum((1, 2, 3)) + bias[c].double()
+    return out * scale.double()[:, None, None]
+
+
+def _gathered(grad: Tensor, index: Tensor) -> Tensor:
+    out = torch.zeros(3, 4, dtype=torch.float64)
+    for i in range(2):
+        for j in range(4):
+            out[int(index[i, j]), j] += grad[i, j].double()
+    return out
+
+
+IMAGES = [
+    Case(
+        "quant_conv2d",
+        lambda x, w, s, b: npu.npu_quant_conv2d(
+            x, w, npu.npu_trans_quant_param(s), [2, 1], [1, 0], 1, 2, output_dtype=torch.float16,
+            bias=b,
+        ),
+        (
+            randint(-9, 9, 2, 4, 5, 6), randint(-9, 9, 6, 2, 3, 3),
+            randn(6).abs().bfloat16().float(), randint(-99, 99, 6, dtype=torch.int32),
+        ),
+        _conv2d,
+        rough=2e-3,
+    ),
+    Case(
+        "gather_backward",
+        lambda grad, index: npu.npu_gather_backward(grad, [3, 4], 0, index, False),
+        (randn(2, 4), torch.tensor([[0, 2, 1, 1], [0, 1, 1, 2]])),
+        _gathered,
+    ),
+]  # fmt: skip
+
+CASES = [*DELTA, *CONVOLUTIONS, *ATTENTION, *IMAGES]

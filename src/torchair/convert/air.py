@@ -220,6 +220,16 @@ def scatter_list(
     )
 
 
+@builtin("npu.npu_gather_backward.default")
+def gather_backward(
+    grad: Value, self_size: Any, dim: int, index: Value, sparse_grad: bool
+) -> Any:
+    if sparse_grad:
+        raise Decline("a sparse gradient")
+    zeros = ge.Fill(self_size, ge.Const(0, dtype=grad.dtype))
+    return ge.ScatterElements(zeros, index, grad, axis=dim, reduction="add")
+
+
 # ---- writes at given positions: into a copy, or into an input of the graph itself ----
 
 _VIEWS = ("Reshape", "Identity")

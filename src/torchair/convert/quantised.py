@@ -343,3 +343,23 @@ def _grouped_type(x: Sequence[Value], output_dtype: Any) -> int:
     if wanted not in _RESULTS:
         raise Decline(f"results of {wanted}")
     return _RESULTS[wanted]
+
+
+# ---- convolutions ----
+
+
+@builtin("npu.npu_quant_conv2d.default")
+def quant_conv2d(
+    input: Value, weight: Value, scale: Value, strides: Sequence[int], pads: Sequence[int],
+    dilations: Sequence[int], groups: int, offset_x: int, round_mode: str,
+    output_dtype: int | None, bias: Value | None, offset: Value | None,
+) -> Any:  # fmt: skip
+    if offset is not None or output_dtype is None:
+        raise Decline("an offset, or no type for the result")
+    return ge.QuantConv2D(
+        input, weight, scale, bias, None,
+        dtype=torch_to_ge(dtype_of("npu_quant_conv2d", "output_dtype", output_dtype)),
+        strides=[1, 1, *strides], pads=[pads[0], pads[0], pads[1], pads[1]],
+        dilations=[1, 1, *dilations], groups=groups, data_format="NCHW", offset_x=offset_x,
+        round_mode=round_mode,
+    )  # fmt: skip

@@ -16,7 +16,7 @@ from torchair.operators import core
 from torchair.operators import formulas as f
 from torchair.operators.core import Kernel, Lowering, Op, Trait, add_row, call, native, of_type
 from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
-from torchair.ops.npu import matmul, quant
+from torchair.ops.npu import images, matmul, quant
 from torchair.ops.npu.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
 
 _TEXTS = {
@@ -375,3 +375,30 @@ def _given(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 add_row("GroupedMatmul", _grouped_rule, _grouped, Trait.CONTRACTION, also_host=_cuts)
+
+
+# ---- convolutions ----
+
+
+def _conv_numbers(op: Op) -> tuple[Any, Any, Any]:
+    """Strides, pads and dilations of height and width."""
+    pads = op.attr("pads")
+    return op.attr("strides")[2:], [pads[0], pads[2]], op.attr("dilations")[2:]
+
+
+def _quant_conv_rule(op: Op) -> Fact:
+    dims = images.conv_dims(op.shape("x"), op.shape("filter"), *_conv_numbers(op))
+    return Fact(op.attr("dtype"), dims)
+
+
+def _quant_conv(op: Op) -> Kernel:
+    if op.attr("data_format") != "NCHW":
+        raise ValueError(f"{op.node}: only the layout NCHW is supported")
+    numbers, groups, shift = _conv_numbers(op), op.attr("groups"), op.attr("offset_x")
+    dtype: Any = ge_to_torch(op.attr("dtype"))
+    return lambda x, weight, scale, bias, offset: images.quant_conv2d(
+        x, weight, scale, *numbers, groups, shift, output_dtype=dtype, bias=bias, offset=offset
+    )
+
+
+add_row("QuantConv2D", _quant_conv_rule, _quant_conv)

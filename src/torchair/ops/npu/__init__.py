@@ -21,6 +21,7 @@ FAMILIES = (
     "fusion_attention",
     "gates",
     "grouped",
+    "images",
     "infer_operators",
     "matmul",
     "mla",
