@@ -24,7 +24,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("configs", "tools", "trace"),
     0: ("fallbacks", "store", "structured"),
     -1: ("errors", "log"),
-    -2: ("flags", "process", "versions"),
+    -2: ("flags", "markup", "process", "versions"),
 }
 
 # Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
@@ -112,7 +112,16 @@ SPECIFIED_API: frozenset[str] = frozenset(
 
 # Ours, without a counterpart in the original.
 OWN_API: frozenset[str] = frozenset(
-    {"__version__", "compile", "explain", "load", "package", "verify", "weights_changed"}
+    {
+        "__version__",
+        "compile",
+        "explain",
+        "load",
+        "package",
+        "report",
+        "verify",
+        "weights_changed",
+    }
 )
 
 # Exactly what `torchair.__all__` holds today.
@@ -132,6 +141,7 @@ PUBLIC_API: frozenset[str] = frozenset(
         "patch_for_hcom",
         "register_fx_node_ge_converter",
         "register_replacement",
+        "report",
         "use_internal_format_weight",
         "verify",
         "weights_changed",

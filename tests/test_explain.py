@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import torchair
+from torchair import process
 from torchair.explanation import units
-from torchair.explanation.api import Collector
+from torchair.explanation.api import Break, Collector, Explanation, GraphRow
 from torchair.explanation.units import Rates
 from torchair.runner import observed
 
@@ -96,11 +97,67 @@ def test_rates_are_kept_and_measured_again_where_they_are_beaten(monkeypatch, tm
     made = iter([Rates(1.0, 9.0, 3.0), Rates(2.0, 8.0, 3.0)])
     monkeypatch.setattr(units, "store", Store)
     monkeypatch.setattr(units, "_measured", lambda device: next(made))
+    monkeypatch.setattr(units, "LoadMeter", lambda: Busy(0.0))
     assert units.rates("cpu") == units.rates("cpu") == Rates(1.0, 9.0, 3.0)
     busy = units.UnitRow("unit", "native", "", 0, 6, 1.0, "")  # twice what was measured
     assert units.rates("cpu", [busy]) == Rates(2.0, 9.0, 3.0)
     (data,) = kept.values()
-    assert json.loads(data) == {"bytes": 2.0, "near": 9.0, "operations": 3.0}
+    assert json.loads(data) == {"bytes": 2.0, "near": 9.0, "operations": 3.0, "others": 0.0}
+
+
+class Busy:
+    """A meter that says how many cores others keep busy."""
+
+    def __init__(self, others: float) -> None:
+        self.others = others
+
+    def __enter__(self) -> Busy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was begun."""
+
+
+def test_rates_of_a_busy_machine_are_measured_again_when_it_is_quiet(monkeypatch):
+    kept: dict[str, bytes] = {}
+
+    class Store:
+        get = staticmethod(kept.get)
+        put = staticmethod(kept.__setitem__)
+
+    made, busy = iter([Rates(1.0, 1.0, 1.0), Rates(2.0, 2.0, 2.0)]), iter([Busy(1.5), Busy(0.1)])
+    monkeypatch.setattr(units, "store", Store)
+    monkeypatch.setattr(units, "_measured", lambda device: next(made))
+    monkeypatch.setattr(units, "LoadMeter", lambda: next(busy))
+    monkeypatch.setattr(units.os, "getloadavg", lambda: (4.0, 4.0, 4.0))
+    first = units.rates("cpu")
+    assert first == units.rates("cpu") == Rates(1.0, 1.0, 1.0, 1.5) and first.loaded
+    assert "kept 1.5 cores busy" in str(Explanation(rates=first))
+    monkeypatch.setattr(units.os, "getloadavg", lambda: (0.2, 4.0, 4.0))
+    assert units.rates("cpu") == Rates(2.0, 2.0, 2.0, 0.1)
+    assert "busy" not in str(Explanation(rates=units.rates("cpu")))
+
+
+def test_others_are_measured(monkeypatch):
+    busy, mine, clock = iter([10.0, 13.0]), iter([2.0, 3.0]), iter([0.0, 2.0])
+    monkeypatch.setattr(process, "_busy_seconds", lambda: next(busy))
+    monkeypatch.setattr(process.time, "process_time", lambda: next(mine))
+    monkeypatch.setattr(process.time, "perf_counter", lambda: next(clock))
+    with process.LoadMeter() as meter:
+        pass
+    assert meter.others == 1.0  # three seconds of all, of which one is ours, in two
+
+
+def test_results_are_short_in_a_log_and_tables_in_a_notebook():
+    unit = units.UnitRow("mm+<b>", "native", "the end", 8, 4, 2e-6, "model.py:1")
+    row = GraphRow("graph 1", "forward", 3, False, 5, 1e-5, {}, [unit])
+    told = Explanation([row], [Break("<i>data</i>", "model.py:3")], rates=PEAK)
+    assert repr(told) == "<Explanation: graphs 1, breaks 1, recompiles 0>"
+    assert repr(told.graphs) == "[<graph 1, forward, 3 nodes, 1 steps>]"
+    assert repr(row.units) == "[<native step mm+<b>, 2 us>]"
+    html = told._repr_html_()
+    assert "mm+&lt;b&gt;" in html and "<b>, " not in html and "&lt;i&gt;data" in html
+    assert html.count("<table>") == 1 and "graph 1, forward: 3 nodes" in html
 
 
 def test_a_machine_is_measured():

@@ -132,6 +132,33 @@ def test_lines_nodes_and_steps_belong_together(graph):
     assert all(s["reads"] for s in graph["steps"][1:])
 
 
+def test_the_model_has_a_name_arguments_are_known_and_lines_begin_at_the_left(graph, report):
+    assert graph["model"] == "Block" and "id=\"model\"" in report.read_text()
+    assert all("argument" in graph["fx"][k][0] for k in graph["arguments"]["fx"])
+    assert len(graph["arguments"]["fx"]) == len(graph["arguments"]["ge"]) == 3 * 6 + 1
+    assert {graph["ge"][k][2] for k in graph["arguments"]["ge"]} == {"Data"}
+    texts = [row[1] for row in graph["source"] if len(row) == 2]
+    assert any(text.startswith("def forward") for text in texts)
+    assert any(text.startswith("    return x + self.down") for text in texts)
+    assert graph["source"][0][0].endswith("script.py")
+    assert graph["others"] >= 0 and graph["rates"]["others"] >= 0
+
+
+def test_a_function_is_named_and_a_notebook_shows_the_page(tmp_path):
+    def scaled(x):
+        return x * 2 + 1
+
+    torch._dynamo.reset()
+    shown = torchair.report(scaled, path=tmp_path / "own.html")(torch.ones(3))
+    assert repr(shown) == f"<torchair report on 1 graphs: {tmp_path / 'own.html'}>"
+    data = json.loads(Page(shown.path.read_text()).texts["data"])
+    assert data["title"] == "scaled" and data["graphs"][0]["model"] == "scaled"
+    html = shown._repr_html_()
+    assert html.startswith("<iframe") and 'sandbox="allow-scripts"' in html
+    (frame,) = [a for tag, a, _ in Page(html).elements if tag == "iframe"]
+    assert frame["srcdoc"] == shown.path.read_text()
+
+
 def test_buffers_that_live_together_do_not_overlap(graph):
     memory = graph["memory"]
     boxes = memory["boxes"]

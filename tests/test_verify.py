@@ -29,7 +29,7 @@ from torchair.tools.compare_dumps import compare
 from torchair.verification import api
 from torchair.verification.forms import LocalCheck, Randomness, SeenRun
 from torchair.verification.judge import close, difference, run_wide
-from torchair.verification.report import Author
+from torchair.verification.report import Author, Finding, GraphReport, Report
 
 SOME = ("aten.native_layer_norm.default", "LayerNormFusion", "SoftmaxV2", "run twice")
 MODES = ("max-autotune", "reduce-overhead")
@@ -305,3 +305,17 @@ def test_fused_attention_of_a_gpu_has_a_truth():
     assert len(made) == 4 and made[2] == 7
     node.kwargs = {**node.kwargs, "dropout_p": 0.5}
     assert run_wide(node, env.__getitem__, eager)[0].count_nonzero() == 0
+
+
+def test_a_report_is_short_in_a_log_and_a_table_in_a_notebook():
+    wrong = Finding(
+        Author.CONVERTER, "aten.mul.Tensor", "mul", "aten.mul.Tensor", "model.py:3 x * y", "",
+        "off by <1>", 1.0, 0.1, 0,
+    )  # fmt: skip
+    report = Report([GraphReport("graph 1", 4, 2), GraphReport("graph 2", 3, 1, wrong)])
+    assert repr(report) == "<torchair verify: 2 graphs, 3 calls: 1 wrong, 0 not checked>"
+    assert repr(report.graphs[0]) == "<graph 1, 4 nodes, 2 calls, right>"
+    assert repr(wrong) == "<aten.mul.Tensor (mul) is wrong, made by converter aten.mul.Tensor>"
+    html = report._repr_html_()
+    assert html.count("<tr>") == 3 and "off by &lt;1&gt;" in html and "<1>" not in html
+    assert repr(Report()) == "<torchair verify: nothing was compiled>" and Report()._repr_html_()

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from torchair.fx.passes.user import register_replacement
     from torchair.log import logger
     from torchair.ops.hcom import patch_for_hcom
+    from torchair.reporting.api import report
     from torchair.verification.api import verify
 
 __all__ = [
     "__version__", "CompilerConfig", "compile", "dynamo_export", "explain", "get_compiler",
     "get_npu_backend", "load", "logger", "npu_format_cast_via_cpu", "package", "patch_for_hcom",
-    "register_fx_node_ge_converter", "register_replacement", "use_internal_format_weight", "verify",
-    "weights_changed",
+    "register_fx_node_ge_converter", "register_replacement", "report",
+    "use_internal_format_weight", "verify", "weights_changed",
 ]  # fmt: skip
 
 _MODULES = ("configs", "ge", "inference", "llm_datadist", "npugraph_ex", "ops", "scope", "versions")
@@ -53,6 +54,7 @@ _LAZY = {
     "use_internal_format_weight": "torchair.deploy.formats",
     "register_fx_node_ge_converter": "torchair.convert.registry",
     "register_replacement": "torchair.fx.passes.user",
+    "report": "torchair.reporting.api",
     "ge": "torchair.ge",
     "inference": "torchair.inference",
     "llm_datadist": "torchair.llm_datadist",

@@ -5,6 +5,7 @@ collection, progress on its terminal. Imports nothing of torchair.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -75,6 +76,39 @@ def world() -> tuple[int, int] | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return int(distributed.get_world_size()), int(distributed.get_rank())
+
+
+class LoadMeter:
+    """Cores that other processes keep busy, from entering it on: what is timed meanwhile takes
+    longer than it has to. 0 where the system does not tell."""
+
+    def __enter__(self) -> Self:
+        self._begun = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        began, ended = self._begun, self._now()
+        seconds = ended[0] - began[0]
+        if began[1] is not None and ended[1] is not None and seconds > 0:
+            mine = ended[2] - began[2]
+            self.others = max((ended[1] - began[1] - mine) / seconds, 0.0)
+
+    def __init__(self) -> None:
+        self.others = 0.0
+
+    def _now(self) -> tuple[float, float | None, float]:
+        """The time, seconds that all cores were busy, and those of this process."""
+        return time.perf_counter(), _busy_seconds(), time.process_time()
+
+
+def _busy_seconds() -> float | None:
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            words = file.readline().split()
+    except OSError:
+        return None
+    user, nice, system, _idle, _waiting, *rest = (int(word) for word in words[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def processor() -> str | None:

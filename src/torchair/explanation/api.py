@@ -5,12 +5,13 @@ from __future__ import annotations
 import linecache
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from torchair import markup
 from torchair.backend import config_in, get_npu_backend
 from torchair.concrete.acl import AclConcreteGraph, own_arguments
 from torchair.configs.compiler_config import CompilerConfig
@@ -75,7 +76,7 @@ class Recompile:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GraphRow:
     """One compiled graph."""
 
@@ -88,6 +89,9 @@ class GraphRow:
     generic: dict[str, int]  # operators without a converter: how often
     units: list[UnitRow] = field(default_factory=list)
     note: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, {self.phase}, {self.nodes} nodes, {len(self.units)} steps>"
 
     @property
     def kernels(self) -> float:
@@ -114,9 +118,9 @@ class Times:
         return max(self.graphs - self.kernels, 0.0)
 
 
-@dataclass
+@dataclass(repr=False)
 class Explanation:
-    """What became of a model."""
+    """What became of a model. Prints as a text, and a notebook shows tables."""
 
     graphs: list[GraphRow] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
@@ -131,10 +135,33 @@ class Explanation:
         """Operators without a converter, of all graphs."""
         return dict(sum((Counter(g.generic) for g in self.graphs), Counter[str]()))
 
+    def __repr__(self) -> str:
+        call = "" if self.times is None else f", a call takes {_micro(self.times.call)}"
+        return f"<Explanation: {self._head}{call}>"
+
     def __str__(self) -> str:
-        lines = [f"graphs {len(self.graphs)}, breaks {sum(b.count for b in self.breaks)}, "
-                 f"recompiles {len(self.recompiles)}"]  # fmt: skip
-        lines += [f"  break x{b.count} at {b.line}: {b.reason}" for b in self.breaks]
+        lines = [self._head, *self._notes]
+        for graph in self.graphs:
+            lines += _graph_lines(graph, self.rates)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: notes, and a table of steps for each graph."""
+        tables = [
+            markup.folded(_graph_head(g), markup.table(_HEAD, _cells(g.units, self.rates), texts=2))
+            for g in self.graphs
+        ]
+        return markup.titled(self._head, markup.lines(self._notes), *tables)
+
+    @property
+    def _head(self) -> str:
+        breaks = sum(b.count for b in self.breaks)
+        return f"graphs {len(self.graphs)}, breaks {breaks}, recompiles {len(self.recompiles)}"
+
+    @property
+    def _notes(self) -> list[str]:
+        """All that is not about one graph."""
+        lines = [f"  break x{b.count} at {b.line}: {b.reason}" for b in self.breaks]
         lines += [f"  {r.function} compiled again: {r.reason}" for r in self.recompiles]
         lines += [f"  {n} x {name} without a converter" for name, n in sorted(self.generic.items())]
         lines += [
@@ -144,9 +171,12 @@ class Explanation:
         ]
         if self.times is not None:
             lines += _time_lines(self.times)
-        for graph in self.graphs:
-            lines += _graph_lines(graph, self.rates)
-        return "\n".join(lines)
+        if self.rates is not None and self.rates.loaded:
+            lines.append(
+                f"other programs kept {self.rates.others:.1f} cores busy when this machine was "
+                "measured: it can do more"
+            )
+        return lines
 
 
 def _time_lines(times: Times) -> list[str]:
@@ -156,13 +186,28 @@ def _time_lines(times: Times) -> list[str]:
     return [f"a call takes {_micro(times.call)}: {text}"]
 
 
-def _graph_lines(graph: GraphRow, rates: Rates | None) -> list[str]:
+_HEAD = ("", "step", "time", "bytes", "operations", "of the machine", "ended by")
+
+
+def _cells(units: Sequence[UnitRow], rates: Rates | None) -> Iterator[Sequence[object]]:
+    """Rows of a table of steps."""
+    for u in units:
+        share = f"{u.share(rates):.0%}" if rates is not None and u.seconds else ""
+        moved, operations = f"{_amount(u.moved)}B", _amount(u.operations)
+        yield u.kind, u.name, _micro(u.seconds), moved, operations, share, u.why
+
+
+def _graph_head(graph: GraphRow) -> str:
     sizes = "varying sizes" if graph.dynamic else "fixed sizes"
     steps = f"{len(graph.units)} steps" if graph.units else graph.note
     head = f"{graph.name}, {graph.phase}: {graph.nodes} nodes, {sizes}, {graph.calls} calls"
     if graph.calls:
         head += f", at best {_micro(graph.seconds)}"
-    return [f"{head}, {steps}", *(f"  {_unit_line(u, rates)}" for u in graph.units)]
+    return f"{head}, {steps}"
+
+
+def _graph_lines(graph: GraphRow, rates: Rates | None) -> list[str]:
+    return [_graph_head(graph), *(f"  {_unit_line(u, rates)}" for u in graph.units)]
 
 
 def _unit_line(unit: UnitRow, rates: Rates | None) -> str:

@@ -4,9 +4,10 @@ and what this machine could do."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ from torchair.engine.run.executor import Run
 from torchair.ge.graph import Node, Value
 from torchair.log import logger
 from torchair.operators import Trait, has_trait
-from torchair.process import processor
+from torchair.process import LoadMeter, processor
 
 # ---- what this machine can do, measured once and kept on disk ----
 
@@ -28,6 +29,7 @@ _SIDES = {"cpu": 256, "cuda": 4096}  # of the matrices that are multiplied
 _FAR = {"cpu": 32 << 20, "cuda": 512 << 20}  # bytes that are copied, more than caches hold
 _NEAR = 256 << 10  # bytes that are copied in a cache
 _TRIES = 40  # the best counts: others may be busy with the machine
+LOADED = 0.25  # cores of other processes from which on times are said to be too long
 _HEAD_START = 400_000  # cycles that a GPU is busy with while it is asked for what is timed
 
 
@@ -38,6 +40,12 @@ class Rates:
     bytes: float  # of memory, read and written in a second
     near: float  # the same, of a cache
     operations: float  # additions and multiplications of float32 in a second
+    others: float = 0.0  # cores that other processes kept busy meanwhile
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the machine can probably do more."""
+        return self.others > LOADED
 
     def least_seconds(self, moved: float, operations: float) -> float:
         """About how long the machine needs to move and compute so much."""
@@ -48,27 +56,37 @@ class Rates:
         """The same, or better where something that ran shows that the machine can do more."""
         shown = moved / seconds
         places = (shown, 0.0) if moved > 4 * _NEAR else (0.0, shown)
-        return self.or_better(Rates(*places, operations / seconds))
+        return self.or_better(Rates(*places, operations / seconds, self.others))
 
     def or_better(self, other: Rates) -> Rates:
         """The better of both, figure by figure."""
-        return Rates(*map(max, astuple(self), astuple(other)))
+        most = Rates(*map(max, astuple(self), astuple(other)))
+        return replace(most, others=min(self.others, other.others))
 
 
 def rates(device: str, units: Sequence[UnitRow] = ()) -> Rates:
     """Of a device, as `cpu` or `cuda:0`: measured once, and kept. If one of these kernels has more
-    than all, the machine was busy when they were measured, and they are measured again."""
+    than all, the machine was busy when they were measured, and they are measured again; as they
+    are when others kept it busy then, and there is less to do now."""
     threads = torch.get_num_threads()
     gpu = device.startswith("cuda")
     name = torch.cuda.get_device_name(device) if gpu else processor() or "cpu"
-    key = key_of("rates of a machine 3", name, str(threads), torch.__version__)
+    key = key_of("rates of a machine 4", name, str(threads), torch.__version__)
     known = _kept(key)
-    if known is not None and all(u.share(known) <= 1 for u in units if u.seconds):
+    fits = known is not None and all(u.share(known) <= 1 for u in units if u.seconds)
+    if known is not None and fits and not _quieter(known):
         return known
-    made = _measured(device)
+    with LoadMeter() as meter:
+        made = _measured(device)
+    made = replace(made, others=round(meter.others, 2))
     made = made if known is None else made.or_better(known)
     store().put(key, json.dumps(asdict(made)).encode())
     return made
+
+
+def _quieter(known: Rates) -> bool:
+    """Whether rates were measured on a busy machine that is less busy now."""
+    return known.loaded and hasattr(os, "getloadavg") and os.getloadavg()[0] < known.others
 
 
 def _kept(key: str) -> Rates | None:
@@ -132,7 +150,7 @@ _REPEATS = 3  # timed runs, of which the best counts
 UnitKind = Literal["native", "torch", "copy"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UnitRow:
     """One step."""
 
@@ -144,6 +162,9 @@ class UnitRow:
     seconds: float
     line: str  # of the model
     step: int = -1  # of the plan, by number; -1 for what is done after all steps
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} step {self.name}, {self.seconds * 1e6:,.0f} us>"
 
     def share(self, rates: Rates) -> float:
         """How near it comes to what the machine can do."""

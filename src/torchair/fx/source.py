@@ -4,7 +4,10 @@ nodes to that and to the FX graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import linecache
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +73,30 @@ def module_path(node: fx.Node) -> str:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return path.partition("].")[2] if path.startswith("L[") else path
+
+
+_FRAME = re.compile(r'"([^"]+)", line (\d+), in (\w+)')
+_AROUND = ("wrapper", "wrapped", "inner", "wrapped_func", "_fn")  # usual names in decorators
+
+
+def model_name(nodes: Iterable[fx.Node]) -> str:
+    """The class whose method a graph was traced from, or the function; "" if no node tells. That
+    is the outermost frame which is none of a decorator."""
+    for node in nodes:
+        found = _FRAME.findall(node.meta.get("stack_trace") or node.stack_trace or "")
+        frames = [(_class_at(file, int(line)), name) for file, line, name in found]
+        for kind, name in frames:
+            if kind or name not in _AROUND:
+                return kind or name
+    return ""
+
+
+def _class_at(file: str, line: int) -> str:
+    """The innermost class that a line is in; "" outside of all, and where there is no source."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ""
+    classes = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+    around = [n for n in classes if n.lineno <= line <= (n.end_lineno or n.lineno)]
+    return max(around, key=lambda n: n.lineno).name if around else ""

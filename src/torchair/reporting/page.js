@@ -149,7 +149,7 @@ const mark = (kind, k, more = "") => `row ${more}${lit[kind].has(k) ? " lit" : "
 function sourceRow(k) {
   const row = g.source[k];
   if (row.length === 0) return h("div", { class: "row plain" }, "   ⋮");
-  if (row.length === 1) return h("div", { class: "row plain head", title: row[0] }, h("bdi", {}, row[0]));
+  if (row.length === 1) return h("div", { class: "row plain head", title: row[0] }, row[0].split(/[\\/]/).slice(-3).join("/"));
   const [number, text] = row;
   const known = g.fxOf.has(k);
   const made = h("div", { class: mark("source", k, known ? "" : "plain"), title: text.trim() },
@@ -159,6 +159,31 @@ function sourceRow(k) {
 }
 const textRow = (kind, text) => (k) =>
   h("div", { class: mark(kind, k), title: text(k), onclick: () => choose(kind, k) }, text(k));
+
+// A list whose arguments are one row until somebody opens it, or chooses one of them.
+function folding(kind) {
+  const box = at(`list-${kind}`);
+  const hidden = new Set(g.arguments[kind]);
+  const row = textRow(kind, (k) => g[kind][k][0]);
+  let open = hidden.size < 4;
+  let [order, place, list] = [[], new Map(), null];
+  const head = () => h("div", { class: "row fold", onclick: () => { open = !open; draw(); } }, `${open ? "▾" : "▸"} ${hidden.size} arguments`);
+  function draw() {
+    order = g[kind].map((_, k) => k).filter((k) => open || !hidden.has(k));
+    if (hidden.size >= 4) order.unshift(-1);
+    place = new Map(order.map((k, n) => [k, n]));
+    list = rows(box, order.length, (n) => (order[n] < 0 ? head() : row(order[n])));
+  }
+  draw();
+  return {
+    paint: () => list.paint(),
+    again() {
+      const wanted = [...lit[kind]];
+      if (!open && wanted.length && wanted.every((k) => hidden.has(k))) { open = true; draw(); } else list.again();
+    },
+    show(k) { if (place.has(k)) list.show(place.get(k)); },
+  };
+}
 function stepRow(k) {
   const x = g.steps[k];
   return h("div", { class: mark("steps", k), title: stepText(k), onclick: () => choose("steps", k) },
@@ -170,8 +195,8 @@ function drawCode() {
   for (const name of ["source", "fx", "ge", "steps"]) at(`list-${name}`).style.height = `${ROW * Math.min(22, Math.max(6, longest))}px`;
   lists = {
     source: rows(at("list-source"), g.source.length, sourceRow),
-    fx: rows(at("list-fx"), g.fx.length, textRow("fx", (k) => g.fx[k][0])),
-    ge: rows(at("list-ge"), g.ge.length, textRow("ge", (k) => g.ge[k][0])),
+    fx: folding("fx"),
+    ge: folding("ge"),
     steps: rows(at("list-steps"), g.steps.length, stepRow),
   };
   for (const [name, what] of [["source", "lines"], ["fx", "nodes"], ["ge", "nodes"], ["steps", "steps"]])
@@ -189,7 +214,9 @@ function drawFacts() {
   if (g.timeline && g.timeline.slices.length)
     facts.push(["steps took", time(g.timeline.slices.reduce((sum, x) => sum + x[3] - x[2], 0))]);
   empty(at("facts")).append(...facts.map(([a, b]) => h("div", {}, h("dt", {}, a), h("dd", { title: String(b) }, String(b)))));
-  at("note").textContent = g.note;
+  const busy = g.others ? `Other programs kept ${g.others.toFixed(1)} cores busy while steps were timed: they took longer than they have to.` : "";
+  at("note").textContent = [g.note, busy].filter(Boolean).join(" ");
+  at("model").textContent = g.model || data.title;
 }
 
 // ---- graph ----
@@ -413,7 +440,8 @@ function drawRoofline() {
   const { bytes, near, operations } = g.rates;
   about.textContent = `One dot a step, larger the longer it takes: to the right the more it computes with each byte, higher the ` +
     `faster. Lines are what this machine can do: ${size(bytes)}/s from memory, ${size(near)}/s from a cache, ` +
-    `${figure(operations)} operations/s. Dots near a line cannot become faster without doing less.`;
+    `${figure(operations)} operations/s. Dots near a line cannot become faster without doing less.` +
+    (g.rates.others > 0.25 ? ` Other programs kept ${g.rates.others.toFixed(1)} cores busy when this was measured: the machine can do more.` : "");
   const [left, top, width, height] = [86, 16, Math.max(900, stage.clientWidth - 120), 400];
   const across = ({ x }) => x.operations / x.bytes;
   const up = ({ x }) => x.operations / (x.us * 1e-6);
@@ -523,10 +551,11 @@ function show(number) {
 
 function start() {
   at("title").textContent = data.title;
-  document.title = `torchair report: ${data.title}`;
+  const named = data.graphs.find((x) => x.model);
+  document.title = `${named ? named.model : data.title}: torchair report`;
   at("nav").append(...SECTIONS.map((id) => h("a", { href: `#${id}` }, id[0].toUpperCase() + id.slice(1))));
   const select = at("graphs");
-  select.append(...data.graphs.map((x, k) => h("option", { value: String(k) }, `${x.name}, ${x.phase}, ${x.fx.length} nodes`)));
+  select.append(...data.graphs.map((x, k) => h("option", { value: String(k) }, `${x.name}, ${x.model}, ${x.phase}, ${x.fx.length} nodes`)));
   select.addEventListener("change", () => show(Number(select.value)));
   at("choice").hidden = data.graphs.length < 2;
   if (!data.graphs.length) { at("note").textContent = "No graph was compiled."; return; }

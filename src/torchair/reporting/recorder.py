@@ -26,11 +26,12 @@ from torchair.devices.base import GraphCall
 from torchair.engine.inspect.timeline import Slice, recorder, row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.explanation.api import engine_call
-from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
+from torchair.explanation.units import LOADED, Rates, UnitRow, rates, unit_rows
 from torchair.fallbacks import Fallback, note
-from torchair.fx.source import last_frame, module_path
+from torchair.fx.source import last_frame, model_name, module_path
 from torchair.ge.graph import Node, topological
 from torchair.ge.rewrite import line_of
+from torchair.process import LoadMeter
 from torchair.runner import Compilation, GmRunner
 from torchair.store import atomic_write
 from torchair.trace import Change
@@ -52,14 +53,17 @@ class SeenGraph:
     slices: list[Slice] = field(default_factory=list)
     units: list[UnitRow] = field(default_factory=list)
     rates: Rates | None = None  # what the machine can do
+    others: float = 0.0  # cores that other processes kept busy while steps were timed
 
     def look(self, call: GraphCall, args: Sequence[Any]) -> None:
         """Run the graph once more, on its lanes, and time each step."""
         inputs = call.collect(args)
         call.compile(inputs)
-        call.session.run_watched(inputs, lambda plan: recorder(self, plan), on_lanes=True)
-        assert self.plan is not None
-        self.units = unit_rows(call, args, self.plan.device)
+        with LoadMeter() as meter:
+            call.session.run_watched(inputs, lambda plan: recorder(self, plan), on_lanes=True)
+            assert self.plan is not None
+            self.units = unit_rows(call, args, self.plan.device)
+        self.others = round(meter.others, 2)
         self.rates = rates(self.plan.device, self.units)
         for u in self.units:  # where others were busy with the machine when it was measured
             if u.seconds:
@@ -82,9 +86,11 @@ def graph_data(seen: SeenGraph) -> dict[str, Any]:
     nodes = list(seen.compilation.gm.graph.nodes)
     sources = Sources(nodes)
     made: dict[str, Any] = {
-        "name": seen.name, "phase": seen.compilation.phase, "mode": seen.mode, "note": seen.note,
+        "name": seen.name, "model": model_name(nodes), "phase": seen.compilation.phase,
+        "mode": seen.mode, "note": seen.note,
         "source": sources.rows,
         "fx": [[_fx_line(n), sources.row_of(n)] for n in nodes],
+        "arguments": {"fx": [k for k, n in enumerate(nodes) if n.op == "placeholder"], "ge": []},
         "ge": [], "steps": [], "kernels": [], "memory": None, "timeline": None,
         "passes": [_pass_row(c) for c in seen.changes],
     }  # fmt: skip
@@ -99,8 +105,10 @@ def graph_data(seen: SeenGraph) -> dict[str, Any]:
             "memory": memory_picture(seen.plan),
             "timeline": timeline_picture(seen.plan, seen.slices),
             "rates": None if seen.rates is None else asdict(seen.rates),
+            "others": seen.others if seen.others > LOADED else 0,
             "device": seen.plan.device,
         }
+        made["arguments"]["ge"] = [k for k, n in enumerate(links.graph) if n.type == "Data"]
     return made
 
 
@@ -294,6 +302,7 @@ def cut(text: str) -> str:
 
 _PLACE = re.compile(r'"([^"]+)", line (\d+)')
 _AROUND = 3  # lines shown before and after one that is needed
+_STEP = 4  # columns that the body of a function is indented by
 _HOMES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _NOT_THE_MODEL = tuple(f'"{home}{os.sep}' for home in _HOMES)
 
@@ -301,7 +310,8 @@ Place = tuple[str, int]
 
 
 class Sources:
-    """Rows of text: `[file]`, or `[number, text]`; between lines that are not neighbours `[]`."""
+    """Rows of text: `[file]`, or `[number, text]`; between lines that are not neighbours `[]`.
+    Lines that follow each other are moved to the left: a function begins there, not its class."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
         self._place = {n: place_of(n) for n in nodes}
@@ -317,21 +327,35 @@ class Sources:
     def _add(self, file: str, numbers: set[int]) -> None:
         self.rows.append([file])
         near = {n + d for n in numbers for d in range(-_AROUND, _AROUND + 1) if n + d > 0}
-        last = 0
-        for number in sorted(near):
-            text = linecache.getline(file, number)
-            if not text and number not in numbers:
-                continue  # after the end
-            if last and number != last + 1:
+        texts = {n: linecache.getline(file, n).rstrip() for n in sorted(near)}
+        texts = {n: text for n, text in texts.items() if text or n in numbers or n + 1 in texts}
+        for run in _runs(list(texts)):
+            if self.rows[-1] != [file]:
                 self.rows.append([])
-            self._row[file, number] = len(self.rows)
-            self.rows.append([number, text.rstrip("\n")])
-            last = number
+            least = min((_indent(texts[n]) for n in run if n in numbers), default=0)
+            for number in run:
+                text, cut = texts[number], max(least - _STEP, 0)
+                self._row[file, number] = len(self.rows)
+                self.rows.append([number, text[min(cut, _indent(text)) :]])
 
     def row_of(self, node: fx.Node) -> int:
         """Where the line of a node is, -1 if tracing left none."""
         place = self._place[node]
         return -1 if place is None else self._row[place]
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Numbers that follow each other."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if not found or number != found[-1][-1] + 1:
+            found.append([])
+        found[-1].append(number)
+    return found
 
 
 def place_of(node: fx.Node) -> Place | None:
@@ -348,6 +372,11 @@ class Reporter:
         self.path, self._title, self._at_once = path, title, at_once
         self._graphs: list[_Graph] = []
         self._lock = Lock()
+
+    @property
+    def graphs(self) -> int:
+        """How many it is about."""
+        return len(self._graphs)
 
     def __call__(self, compilation: Compilation) -> GmRunner:
         with self._lock:

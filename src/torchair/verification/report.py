@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torchair import markup
 from torchair.store import atomic_write
 from torchair.verification.forms import Wrong
 
@@ -30,7 +31,7 @@ class Author(Enum):
     CALL = "later call"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finding:
     """An error that rounding does not explain, and who made it."""
 
@@ -46,6 +47,9 @@ class Finding:
     call: int  # of the graph, from 0
     script: Path | None = None  # that shows the error again
 
+    def __repr__(self) -> str:
+        return f"<{self.target} ({self.node}) is wrong, made by {self.stage.value} {self.culprit}>"
+
     def __str__(self) -> str:
         of = f"{self.what}, " if self.what else ""
         lines = [
@@ -58,7 +62,7 @@ class Finding:
         return "\n".join(lines)
 
 
-@dataclass
+@dataclass(repr=False)
 class GraphReport:
     """One compiled graph."""
 
@@ -68,6 +72,9 @@ class GraphReport:
     finding: Finding | None = None
     notes: list[str] = field(default_factory=list)
     unchecked: int = 0  # calls that could not be checked
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, {self.nodes} nodes, {self.calls} calls, {self.verdict}>"
 
     @property
     def verdict(self) -> str:
@@ -79,7 +86,7 @@ class GraphReport:
         return "right" if self.calls else "not called"
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """All graphs of a model or a program. True if there are any, all of their calls were checked,
     and no error was found."""
@@ -100,14 +107,29 @@ class Report:
         """The errors, at most one for each graph."""
         return [g.finding for g in self.graphs if g.finding is not None]
 
-    def __str__(self) -> str:
-        calls = sum(g.calls for g in self.graphs)
-        count = f"{len(self.graphs)} graphs, {calls} calls"
+    @property
+    def _head(self) -> str:
+        """The outcome in a line."""
         if not self.graphs:
             return "torchair verify: nothing was compiled"
+        calls = sum(g.calls for g in self.graphs)
         wrong = f"{len(self.findings)} wrong, {self.unchecked} not checked"
-        head = "every result is as good as eager's" if self else wrong
-        lines = [f"torchair verify: {count}: {head}"]
+        outcome = "every result is as good as eager's" if self else wrong
+        return f"torchair verify: {len(self.graphs)} graphs, {calls} calls: {outcome}"
+
+    def __repr__(self) -> str:
+        return f"<{self._head}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table of graphs, findings and notes."""
+        rows = [(g.name, g.nodes, g.calls, g.verdict) for g in self.graphs]
+        found = [f"{g.name}: {g.finding}" for g in self.graphs if g.finding is not None]
+        notes = [f"{g.name}: {note}" for g in self.graphs for note in g.notes]
+        shown = markup.table(("graph", "nodes", "calls", "verdict"), rows) if rows else ""
+        return markup.titled(self._head, shown, markup.lines([*found, *notes]))
+
+    def __str__(self) -> str:
+        lines = [self._head]
         for graph in self.graphs:
             lines.append(f"{graph.name}: {graph.nodes} nodes, {graph.calls} calls, {graph.verdict}")
             lines += [f"  {note}" for note in graph.notes]
