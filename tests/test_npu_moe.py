@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import npu_comm_cases
 import npu_expert_cases
 import npu_format_references as formats
 import npu_mx_cases
@@ -24,7 +25,8 @@ from torchair.convert import GraphConverter
 from torchair.operators import infer
 
 Tensor = torch.Tensor
-ALL = [*npu_mx_cases.CASES, *npu_expert_cases.CASES, *npu_product_cases.CASES]
+MODULES = (npu_mx_cases, npu_expert_cases, npu_product_cases, npu_comm_cases)
+ALL = [case for module in MODULES for case in module.CASES]
 by_name = pytest.mark.parametrize("case", ALL, ids=str)
 
 

@@ -16,6 +16,7 @@ MODULES = (
     "npu_attention_cases",
     "npu_cache_cases",
     "npu_cases",
+    "npu_comm_cases",
     "npu_expert_cases",
     "npu_fused_cases",
     "npu_latent_cases",

@@ -28,6 +28,14 @@ def install_backend() -> None:
         return
     dist.Backend.register_backend("hccl", dist.ProcessGroupGloo, devices=[DEVICE_TYPE, "cpu"])
     dist.is_hccl_available = is_hccl_available  # type: ignore[attr-defined]
+    dist.ProcessGroupGloo.get_hccl_comm_name = _comm_name  # type: ignore[attr-defined]
+
+
+def _comm_name(backend: Any, rank: int, init_comm: bool = True) -> str:
+    """What fused operators call the group of a backend: its name in torch."""
+    device = torch.device(DEVICE_TYPE)
+    groups = [g for g in dist.distributed_c10d._world.pg_map if device in g._device_types]
+    return str(next(g.group_name for g in groups if g._get_backend(device) is backend))
 
 
 def all_gather_into_tensor_uneven(

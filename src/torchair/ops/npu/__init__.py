@@ -17,7 +17,10 @@ PACKAGE = "torch_npu"
 FAMILIES = (
     "activation",
     "caches",
+    "dispatch",
+    "distribute",
     "experts",
+    "fused_comm",
     "fusion_attention",
     "gates",
     "grouped",
