@@ -76,8 +76,8 @@ def exchanged(
     flat = x.contiguous().view(torch.uint8) if x.element_size() == 1 else x.contiguous()
     rows = x.shape[0] if received is None else sum(received)
     out = flat.new_empty((rows, *flat.shape[1:]))
-    counts = [None if c is None else list(c) for c in (received, sent)]
-    dist.all_to_all_single(out, flat, *counts, group=named_group(hcom))
+    came, went = (None if c is None else list(c) for c in (received, sent))
+    dist.all_to_all_single(out, flat, came, went, group=named_group(hcom))
     return out.view(x.dtype)
 
 
