@@ -244,6 +244,42 @@ ADDED = [
 ]  # fmt: skip
 
 
+# ---- the same in place ----
+
+
+def _added_in_place(y: Tensor, a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    kinds = torch.float8_e4m3fn, torch.float8_e8m0fnu
+    return npu.npu_add_quant_matmul_(
+        y, a.view(kinds[0]), b.view(kinds[0]), t.view(kinds[1]), x1_scale=s.view(kinds[1])
+    )
+
+
+def _lora_in_place(y: Tensor, x: Tensor, b: Tensor, i: Tensor, a: Tensor) -> Tensor:
+    return npu.npu_batch_gather_matmul_(y, x, b, i, a, 1, 0.5, 2, 6)
+
+
+def _groups_in_place(y: Tensor, a: Tensor, b: Tensor, s: Tensor, t: Tensor, g: Tensor) -> Tensor:
+    return npu.npu_add_quant_gmm_(
+        y, a.view(torch.float8_e5m2).t(), b.view(torch.float8_e5m2),
+        t.view(torch.float8_e8m0fnu), g, x1_scale=s.view(torch.float8_e8m0fnu),
+    )  # fmt: skip
+
+
+UPDATES = {
+    "add_quant_matmul": _added_in_place, "add_quant_gmm": _groups_in_place,
+    "batch_gather_matmul": _lora_in_place,
+}  # fmt: skip
+IN_PLACE = [
+    Case(
+        f"{case.name}_",
+        lambda y, *rest, fn=UPDATES[case.name]: fn(y.clone(), *rest),
+        case.inputs,
+        case.expected,
+    )
+    for case in [*ADDED, *FUSED] if case.name in UPDATES
+]
+
+
 # ---- groups of rows ----
 
 _GROUPS = torch.tensor([2, 2, 5])
@@ -643,5 +679,5 @@ SAMPLING = [
 ]  # fmt: skip
 
 CASES = [
-    *TRANSPOSED, *FUSED, *DEQUANT, *ADDED, *GROUPED, *SCALED, *BLOCKS, *SAMPLING
+    *TRANSPOSED, *FUSED, *DEQUANT, *ADDED, *IN_PLACE, *GROUPED, *SCALED, *BLOCKS, *SAMPLING
 ]  # fmt: skip

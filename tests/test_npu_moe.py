@@ -101,24 +101,6 @@ def test_compiled(mode):
 # ---- updates in place ----
 
 
-def _added(y: Tensor, a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    kinds = torch.float8_e4m3fn, torch.float8_e8m0fnu
-    return npu.npu_add_quant_matmul_(
-        y, a.view(kinds[0]), b.view(kinds[0]), t.view(kinds[1]), x1_scale=s.view(kinds[1])
-    )
-
-
-def _gathered(y: Tensor, x: Tensor, b: Tensor, i: Tensor, a: Tensor) -> Tensor:
-    return npu.npu_batch_gather_matmul_(y, x, b, i, a, 1, 0.5, 2, 6)
-
-
-def _groups(y: Tensor, a: Tensor, b: Tensor, s: Tensor, t: Tensor, g: Tensor) -> Tensor:
-    return npu.npu_add_quant_gmm_(
-        y, a.view(torch.float8_e5m2).t(), b.view(torch.float8_e5m2),
-        t.view(torch.float8_e8m0fnu), g, x1_scale=s.view(torch.float8_e8m0fnu),
-    )  # fmt: skip
-
-
 def _accumulated(out: Tensor, x: Tensor, dy: Tensor) -> Tensor:
     npu._npu_matmul_add_fp32(x, dy, out)
     return out
@@ -129,9 +111,9 @@ def _given(name: str) -> tuple[Tensor, ...]:
 
 
 INPLACE = {
-    "npu_add_quant_matmul_": (_added, _given("add_quant_matmul")),
-    "npu_add_quant_gmm_": (_groups, _given("add_quant_gmm")),
-    "npu_batch_gather_matmul_": (_gathered, npu_product_cases.LORA),
+    **{
+        f"npu_{name}_": (fn, _given(name)) for name, fn in npu_product_cases.UPDATES.items()
+    },
     "_npu_matmul_add_fp32": (_accumulated, (randn(3, 4), randn(5, 3), randn(5, 4))),
 }
 

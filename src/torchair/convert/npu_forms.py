@@ -117,6 +117,8 @@ def _converter(operator: NpuOperator, form: Form) -> Callable[..., Any]:
             return wanted(found[: len(meta_outputs)], meta_outputs)
         return found[0] if found else None
 
+    copies = ("TensorMove",) if form.copied else ()
+    convert.ge_types = (*copies, op_type)  # type: ignore[attr-defined]
     return convert
 
 

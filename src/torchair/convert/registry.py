@@ -225,6 +225,10 @@ def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
     if fn in seen or not isinstance(fn, FunctionType):
         return
     seen.add(fn)
+    declared = getattr(fn, "ge_types", None)
+    if declared is not None:
+        yield from declared
+        return
     cells = [cell.cell_contents for cell in fn.__closure__ or ()]
     for text in (*cells, *(fn.__defaults__ or ())):
         yield from _known(text)
