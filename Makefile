@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench conformance fuzz generate hardship timm trainers serve llama-cpp test-cuda test-browser clean
+.PHONY: help setup demo test lint matrix dist api bench conformance fuzz generate hardship timm trainers serve llama-cpp test-cuda test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,17 @@ lint: setup  ## ruff and mypy
 	$(PY) -m ruff check .
 	@echo "== mypy"
 	$(PY) -m mypy
+
+matrix:  ## a slice of the tests with other Pythons, torches and llvmlites; gigabytes, an hour
+	$(PYTHON) tests/version_matrix.py $(MATRIX)
+
+dist: setup  ## sdist and wheel in dist/, installed into a new environment and tried there
+	$(PY) -m pip install --disable-pip-version-check --quiet build
+	$(PY) tests/distribution.py dist
+
+api: setup  ## the API reference in build/api, from docstrings
+	$(PY) -m pip install --disable-pip-version-check --quiet pdoc
+	$(PY) docs/api.py build/api
 
 bench: setup  ## import and compile time, parts of a call, dynamic sizes, memory, whole models on CPU
 	@echo "== import time"

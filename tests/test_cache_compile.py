@@ -266,9 +266,7 @@ def test_folders_tell_options_modules_and_ranks_apart(
     assert cache_compile(Block().plain).path.is_relative_to(tmp_path / "home")
 
 
-def test_what_cannot_be_a_cached_method_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_a_cached_method_is_refused() -> None:
     with pytest.raises(ValueError, match="a bound method"):
         cache_compile(lambda x: x)
     with pytest.raises(ValueError, match=r"method of a torch\.nn\.Module, not of a list"):
@@ -279,9 +277,21 @@ def test_what_cannot_be_a_cached_method_is_refused(
     assert cache_compile(Block().plain, backend=backend)._config is backend.keywords[
         "compiler_config"
     ]
+
+
+def test_a_folder_of_another_user_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where root has made it: the method is compiled, nothing is read or written there."""
+    block, x = Block(), torch.randn(3, 6)
+    compiled(block, tmp_path)(x)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
     monkeypatch.setattr(cached.os, "getuid", lambda: 12345)
-    with pytest.raises(ValueError, match="belongs to another user"):
-        compiled(Block(), tmp_path)
+    monkeypatch.setattr(Artifact, "read", None)
+    with pytest.warns(UserWarning, match=r"is not cached: the cache folder .* another user"):
+        method = compiled(block, tmp_path)
+    torch.testing.assert_close(method(x), block.plain(x))
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
 
 
 def test_random_numbers_are_refused_and_gradients_not_there(tmp_path: Path) -> None:

@@ -191,6 +191,10 @@ class CachedMethod(KeptCall):
         words += ["aclgraphcache"] if captures else ["gecache"] if ge_cache else []
         self._owner, self._kind, self._ranks = owner, "_".join(words), ranks
         self._home = _root(cache_dir)
+        foreign = _foreign(self._home)
+        if foreign is not None:  # its files are neither trusted nor replaced
+            self._keeps = False
+            self._not_cached(foreign)
 
     @property
     def path(self) -> Path:
@@ -214,6 +218,9 @@ class CachedMethod(KeptCall):
 
     def _begin(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """The first call: read the file, or compile."""
+        if not self._keeps:
+            super()._begin(args, kwargs)
+            return
         if self.path.exists():
             try:
                 self.versions.append(self._read(args, kwargs))
@@ -261,10 +268,21 @@ class CachedMethod(KeptCall):
 
 
 def _root(cache_dir: str | None) -> Path:
-    root = Path(cache_dir or Flags.read().cache_home or ".torchair_cache").expanduser()
-    if root.exists() and hasattr(os, "getuid") and root.stat().st_uid != os.getuid():
-        raise ValueError(f"the cache folder {root} belongs to another user; choose one of yours")
-    return root
+    return Path(cache_dir or Flags.read().cache_home or ".torchair_cache").expanduser()
+
+
+def _foreign(root: Path) -> Exception | None:
+    """Why a cache folder is not used: it is another user's, or out of reach."""
+    try:
+        if hasattr(os, "getuid") and root.stat().st_uid != os.getuid():
+            return PermissionError(
+                f"the cache folder {root} belongs to another user; choose one of yours"
+            )
+    except FileNotFoundError:
+        return None  # not yet
+    except OSError as error:
+        return error
+    return None
 
 
 def _content_hash(path: str) -> str:
