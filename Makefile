@@ -43,7 +43,7 @@ matrix:  ## a slice of the tests with other Pythons, torches and llvmlites; giga
 	$(PYTHON) tests/version_matrix.py $(MATRIX)
 
 dist: setup  ## sdist and wheel in dist/, installed into a new environment and tried there
-	$(PY) -m pip install --disable-pip-version-check --quiet build
+	$(PY) -m pip install --disable-pip-version-check --quiet build "setuptools>=77"
 	$(PY) tests/distribution.py dist
 
 api: setup  ## the API reference in build/api, from docstrings

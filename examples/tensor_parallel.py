@@ -5,7 +5,8 @@ of the graph, and logits are those of one process.
     torchrun --nproc-per-node 2 examples/tensor_parallel.py --auto      a Llama with tp_plan="auto"
     torchrun --nproc-per-node 2 examples/tensor_parallel.py --train     FSDP2 and DDP, three steps
 
-gloo on CPU, NCCL where each process has a GPU. `--auto` needs the package `accelerate`.
+Needs the package `transformers`; `--auto` also `accelerate`. gloo on CPU, NCCL where each process
+has a GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -123,6 +125,8 @@ def main() -> None:
     parser.add_argument("--auto", action="store_true", help='cut by tp_plan="auto"')
     parser.add_argument("--train", action="store_true", help="FSDP2 and DDP instead")
     options = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start it with torchrun: torchrun --nproc-per-node 2 " + " ".join(sys.argv))
     warnings.simplefilter("ignore")
     local = int(os.environ["LOCAL_RANK"])
     on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])

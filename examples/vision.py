@@ -1,11 +1,15 @@
 """Models of timm for tests and benchmarks, with random weights; torchvision may be missing.
 
+    pip install --no-deps timm
+    python examples/vision.py resnet18     compiled, against eager
+
 timm asks for torchvision, of which there is no build for a torch without CUDA. Models need one
 class of it only; the rest of it serves timm.data, of which models read a few constants.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.machinery
 import importlib.util
@@ -78,3 +82,24 @@ def model_and_picture(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     model = timm().create_model(name, pretrained=False).eval()
     return model, torch.randn(1, 3, MODELS[name], MODELS[name])
+
+
+def main() -> None:
+    """Compile one of the models, and compare it with eager."""
+    parser = argparse.ArgumentParser(description="a model of timm, compiled, against eager")
+    parser.add_argument("name", nargs="?", default="resnet18", help="one of `MODELS`")
+    name = parser.parse_args().name
+    if name not in MODELS:
+        parser.error(f"{name!r} is none of {', '.join(MODELS)}")
+    try:
+        model, picture = model_and_picture(name)
+    except ImportError as error:
+        parser.error(str(error))
+    compiled = torch.compile(model, backend="torchair")
+    with torch.no_grad():
+        difference = (compiled(picture) - model(picture)).abs().max().item()
+    print(f"{name}: largest difference to eager {difference:.1e}")
+
+
+if __name__ == "__main__":
+    main()

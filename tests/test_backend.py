@@ -299,7 +299,8 @@ def test_threads_share_one_compiled_model(dynamic):
         return (z.softmax(-1) + z.mean()).t(), z.sum()
 
     call = compiled(fn, dynamic=dynamic)
-    sizes = [(4, 8, 6)] if not dynamic else [(2, 3, 4), (4, 8, 6), (16, 5, 7), (9, 9, 9)]
+    # Equal outer sizes would be a graph of their own in torch 2.15, with any backend.
+    sizes = [(4, 8, 6)] if not dynamic else [(2, 3, 4), (4, 8, 6), (16, 5, 7), (9, 9, 8)]
     args = [
         (torch.randn(a, b), torch.randn(b, c)) for _ in range(16 // len(sizes)) for a, b, c in sizes
     ]

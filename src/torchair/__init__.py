@@ -119,7 +119,8 @@ def __getattr__(name: str) -> Any:
     if not _begun:
         raise AttributeError(f"the command line has not loaded torchair, which has {name!r}")
     home = _LAZY.get(name) or f"torchair.{name}"
-    if name not in _LAZY and not import_module("torchair.legacy").knows(home):
+    known = name in _LAZY or name in _MODULES
+    if not known and not import_module("torchair.legacy").knows(home):
         raise AttributeError(f"module 'torchair' has no attribute {name!r}")
     module = import_module(home)
     return module if home == f"torchair.{name}" else getattr(module, name)
