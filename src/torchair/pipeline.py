@@ -239,7 +239,7 @@ def convert(
     converter = GraphConverter(
         gm, name, infer, fold_views=settings.enable_view_optimize,
         strict=settings.strict_converters, static_args=static,
-        record_modules=settings.record_modules,
+        record_modules=settings.record_modules, exact=settings.numerics == "strict",
     )  # fmt: skip
     with stage("convert", name):
         conversion = converter.run(*inputs)

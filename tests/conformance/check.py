@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 import torchair
 from torchair.backend import boxed
+from torchair.configs.options import Numerics
 
 from .cases import Call, Case
 from .watch import Seen, name_of, watch
@@ -66,7 +67,7 @@ class Outcome:
         return self.status in (PASSED, GENERIC)
 
 
-def check(case: Case, call: Call) -> Outcome:
+def check(case: Case, call: Call, numerics: Numerics = "default") -> Outcome:
     """The outcome of one case."""
     try:
         expected = _evaluate(case, call.fn, call)
@@ -74,24 +75,32 @@ def check(case: Case, call: Call) -> Outcome:
         return Outcome(case, UNTRACEABLE, f"eager: {_line(e)}")
     with watch() as seen:
         try:
-            got = _evaluate(case, _compiled(case, call, _ours()), call)
-            _compare(case, call, got, expected, seen)
-            if seen.random:
+            got = _evaluate(case, _compiled(case, call, _ours(numerics)), call)
+            if numerics == "strict":
+                _compare_bits(case, got, expected)
+            else:
+                _compare(case, call, got, expected, seen)
+            if seen.random and numerics == "default":
                 again = _evaluate(case, _compiled(case, call, _ours()), call)
                 _compare(case, call, again, got, None)
             if seen.errors:
                 raise Mismatch(seen.errors[0])
         except Exception as e:
-            return _blame(case, call, expected, seen, e)
+            return _blame(case, call, expected, seen, e, numerics)
     return _outcome(case, GENERIC if seen.generic else PASSED, "", seen)
 
 
-def _blame(case: Case, call: Call, expected: Any, seen: Seen, ours: Exception) -> Outcome:
+def _blame(
+    case: Case, call: Call, expected: Any, seen: Seen, ours: Exception, numerics: Numerics
+) -> Outcome:
     """Ours is wrong; so it is a failure unless AOTAutograd alone is wrong as well."""
     if not seen.errors:
         try:
             got = _evaluate(case, _compiled(case, call, _eager), call)
-            _compare(case, call, got, expected, seen)
+            if numerics == "strict":
+                _compare_bits(case, got, expected)
+            else:
+                _compare(case, call, got, expected, seen)
         except OtherLayout:
             if isinstance(ours, OtherLayout):  # layouts are AOTAutograd's to choose
                 return _outcome(case, GENERIC if seen.generic else PASSED, "", seen)
@@ -109,8 +118,10 @@ def _outcome(case: Case, status: str, reason: str, seen: Seen) -> Outcome:
 # ---- running ----
 
 
-def _ours() -> Callable[..., Any]:
-    compiler = torchair.get_compiler()
+def _ours(numerics: Numerics = "default") -> Callable[..., Any]:
+    config = torchair.CompilerConfig()
+    config.numerics = numerics
+    compiler = torchair.get_compiler(config)
     return lambda gm, inputs: boxed(compiler(gm, inputs))
 
 
@@ -181,6 +192,32 @@ def _compare(
     for i, (g, e) in enumerate(zip(got, expected, strict=True)):
         if isinstance(e, torch.Tensor) and _strides(g) != _strides(e):
             raise OtherLayout(f"result {i}: strides {g.stride()}, not {e.stride()}")
+
+
+def _compare_bits(case: Case, got: list[Any], expected: list[Any]) -> None:
+    """Raise Mismatch unless every number of `got` has the bits of `expected`; a NaN is a NaN."""
+    if len(got) != len(expected):
+        raise Mismatch(f"{len(got)} results instead of {len(expected)}")
+    for i, (g, e) in enumerate(zip(got, expected, strict=True)):
+        if _is_uninitialised(case) or e is None:
+            continue
+        same = same_bits(g, e) if isinstance(e, torch.Tensor) else _same_number(g, e)
+        if not same:
+            raise Mismatch(f"result {i}: other bits, {_difference(g, e, '') or 'within tolerance'}")
+
+
+def same_bits(a: Any, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers, signs of zeros included."""
+    if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
+        return False
+    if a.layout is not torch.strided or a.is_nested:
+        return bool(torch.equal(a.to_dense(), b.to_dense())) if not a.is_nested else True
+    if a.is_complex():
+        return same_bits(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    equal = (a == b) & (torch.signbit(a) == torch.signbit(b))
+    return bool((equal | (a.isnan() & b.isnan())).all())
 
 
 def _strides(t: torch.Tensor) -> list[int]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import torchair.convert
+from torchair.configs.options import Numerics
 
 from .cases import DTYPES, MODES, Group, groups
 from .check import FAILED, Outcome
@@ -31,6 +32,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=4, help="samples of an operator and type")
     parser.add_argument("--grad", action="store_true", help="gradients instead of values")
     parser.add_argument("--dynamic", action="store_true", help="values, with symbolic sizes")
+    parser.add_argument("--strict", action="store_true", help="strict numerics: eager's bits")
     parser.add_argument("--all", action="store_true", help="values in both ways, and gradients")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="subprocesses")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for an operator")
@@ -64,21 +66,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.json.write_text(as_json(outcomes), encoding="utf-8")
     if options.record:
         PROVEN.write_text(proven_text(outcomes), encoding="utf-8")
+    if options.strict:
+        show(outcomes, console)
+        return _show_other_bits(outcomes, console)
     verdict = judge(outcomes, known)
     show_verdict(verdict, console)
     show(outcomes, console)
     return 0 if verdict.good else 1
 
 
+def _show_other_bits(outcomes: list[Outcome], console: Console) -> int:
+    """List the cases whose bits are not eager's."""
+    failed = [o for o in outcomes if o.status == FAILED]
+    for outcome in failed:
+        console.print(f"{outcome.case}: {outcome.reason}", markup=False)
+    return 1 if failed else 0
+
+
 def _run(todo: list[Group], options: argparse.Namespace, console: Console) -> list[Outcome]:
     outcomes: list[Outcome] = []
+    numerics: Numerics = "strict" if options.strict else "default"
+    limits = Limits(options.samples, options.timeout, numerics)
     columns = (
         TextColumn("{task.description:44.44}"), BarColumn(), MofNCompleteColumn(),
         TextColumn("{task.fields[failed]} failed"), TimeElapsedColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("operators", total=len(todo), failed=0)
-        for group, found in run_all(todo, options.jobs, Limits(options.samples, options.timeout)):
+        for group, found in run_all(todo, options.jobs, limits):
             outcomes += found
             failed = sum(o.status == FAILED for o in outcomes)
             progress.update(task, advance=1, description=str(group), failed=failed)

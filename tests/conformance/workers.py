@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from torchair.configs.options import Numerics
+
 from .cases import Case, Group, calls
 from .check import FAILED, UNTRACEABLE, Outcome, check
 
@@ -26,6 +28,7 @@ class Limits:
 
     samples: int = 4
     seconds: float = 120.0
+    numerics: Numerics = "default"
 
 
 def run_all(todo: Iterable[Group], jobs: int, limits: Limits) -> Iterator[Done]:
@@ -85,7 +88,7 @@ class _Worker:
         outcomes: list[Outcome] = []
         current = 0
         end = time.monotonic() + limits.seconds
-        self._pipe.send((group, limits.samples))
+        self._pipe.send((group, limits))
         while True:
             try:
                 if not self._pipe.poll(max(0.0, end - time.monotonic())):
@@ -120,18 +123,18 @@ def _work(pipe: Connection) -> None:
         os.dup2(nothing.fileno(), 2)
     pipe.send("ready")
     while True:
-        group, samples = pipe.recv()
-        for answer in _answers(group, samples):
+        group, limits = pipe.recv()
+        for answer in _answers(group, limits):
             pipe.send(answer)
         pipe.send(None)
 
 
-def _answers(group: Group, samples: int) -> Iterator[int | Outcome]:
+def _answers(group: Group, limits: Limits) -> Iterator[int | Outcome]:
     try:
-        found = calls(group, samples)
+        found = calls(group, limits.samples)
     except Exception as e:  # some need packages that are not here
         yield Outcome(Case(group, 0), UNTRACEABLE, f"no samples: {e}")
         return
     for index, call in found.items():
         yield index
-        yield check(Case(group, index), call)
+        yield check(Case(group, index), call, limits.numerics)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from torchair.configs import sections
 from torchair.configs.options import (
@@ -23,6 +23,7 @@ from torchair.configs.options import (
     Alias,
     CallableValue,
     EngineOptions,
+    Numerics,
     OptionValue,
     Section,
     declared,
@@ -35,6 +36,10 @@ from torchair.flags import Flags
 from torchair.log import warn_once
 
 
+def _unless_default(raw: str) -> str | None:
+    return None if raw == "default" else raw
+
+
 class CompilerConfig(Section):
     """All options of the compiler: assigning validates, reading gives the option object."""
 
@@ -42,6 +47,14 @@ class CompilerConfig(Section):
 
     mode = OptionValue(MAX_AUTOTUNE, ALL_MODES).emits(modes=ALL_MODES).flat("mode", own=True)
     mode.doc("both", "works (`npugraph_ex` is `reduce-overhead` without the warnings of that name)")
+    numerics = (
+        OptionValue("default", get_args(Numerics))
+        .emits("torchair.numerics", encode=_unless_default, field="numerics")
+        .flat("numerics").doc(
+            "both", "works (ours, not of the original): `strict` gives eager's bits on a CPU, "
+            "`batch_invariant` results of a row that do not depend on the batch, see "
+            "[numerics.md](numerics.md)")
+    )
     post_grad_custom_pre_pass = CallableValue(None).flat("post_grad_custom_pre_pass")
     post_grad_custom_post_pass = CallableValue(None).flat("post_grad_custom_post_pass")
     debug = sections.DebugConfig()
@@ -295,6 +308,8 @@ class Settings:
     mode: str = _at("mode")
     post_grad_custom_pre_pass: FxPass | None = _at("post_grad_custom_pre_pass")  # noqa: RUF009
     post_grad_custom_post_pass: FxPass | None = _at("post_grad_custom_post_pass")  # noqa: RUF009
+
+    numerics: Numerics = _at("numerics")
 
     graph_dump_type: str | None = _at("debug.graph_dump.type")
     graph_dump_path: str | None = _at("debug.graph_dump._path")

@@ -35,6 +35,10 @@ GE_MODES = (MAX_AUTOTUNE,)
 CAPTURE_MODES = (REDUCE_OVERHEAD, NPUGRAPH_EX)
 ALL_MODES = GE_MODES + CAPTURE_MODES
 
+Numerics = Literal["default", "strict", "batch_invariant"]
+"""What results may depend on: `strict` are eager's bits, `batch_invariant` does not depend on the
+batch around a row."""
+
 INT64_MAX = 2**63 - 1
 
 

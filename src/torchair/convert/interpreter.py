@@ -20,6 +20,7 @@ from torchair import ge
 from torchair.convert.air import Scopes
 from torchair.convert.automatic import attach_rule, automatic_entry
 from torchair.convert.control import value_of
+from torchair.convert.exact import keeps_bits
 from torchair.convert.generic import FUNCTIONALIZED, Opaque, Scalar, generic_update, torch_call
 from torchair.convert.registry import Decline, Registration, find
 from torchair.convert.results import SYMBOLS, Results, bases, creator, may_be, spec_of
@@ -67,8 +68,10 @@ class GraphConverter:
     def __init__(
         self, gm: fx.GraphModule, name: str, infer: Callable[[Node], Sequence[Fact]], *,
         fold_views: bool = True, strict: bool = False, static_args: frozenset[int] = frozenset(),
-        record_modules: bool = False,
+        record_modules: bool = False, exact: bool = False,
     ) -> None:  # fmt: skip
+        """With `exact`, torch's own kernels compute whatever generated code might round
+        differently."""
         self.gm = gm
         self.graph = Graph(name, infer)
         self.signature = Signature()
@@ -77,6 +80,7 @@ class GraphConverter:
         self._strict = strict
         self._static = static_args
         self._record_modules = record_modules
+        self._exact = exact
         marked = any(_is_air(n.target) for n in gm.graph.nodes)
         self._scopes = Scopes() if marked else None
         self._env: dict[fx.Node, ValuePack] = {}
@@ -258,6 +262,8 @@ class GraphConverter:
         plain = not any(isinstance(v, Value) for v in _leaves(self._packed(node.args)))
         if entry is None and plain and not _is_operator(target):
             return target(*self._packed(node.args), **self._packed(dict(node.kwargs)))
+        if self._exact and not keeps_bits(node):
+            return self._generic(node, meta)
         placed = _offset_of(node) is not None and self._begins_anywhere(node)
         if entry is None or (placed and not entry.by_user):
             return self._generic(node, meta)

@@ -27,7 +27,7 @@ from torch import fx
 from torchair import ge
 from torchair.ge import attrs as attr
 from torchair.ge.build import builder
-from torchair.ge.dtypes import FLOAT_TYPES, DataType, ge_to_torch
+from torchair.ge.dtypes import FLOAT_TYPES, HALF_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Node, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.prototypes import known_types
 from torchair.ge.shapes import is_static
@@ -318,7 +318,7 @@ def _value(x: Any) -> str:
 
 # ---- what converters share: operands in other types ----
 
-INT64, HALF = DataType.DT_INT64, (DataType.DT_FLOAT16, DataType.DT_BF16)
+INT64, HALF = DataType.DT_INT64, HALF_TYPES
 
 
 def promote(dtype: int, *operands: Any) -> Any:

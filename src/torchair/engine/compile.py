@@ -43,7 +43,8 @@ from torchair.engine.run.workspace import SPACES, MemberPool, Workspace
 from torchair.engine.tune import Wish
 from torchair.engine.units.native_units import NativeUnits
 from torchair.fallbacks import Fallback, note, strictness
-from torchair.ge.graph import Graph
+from torchair.ge.dtypes import HALF_TYPES
+from torchair.ge.graph import Graph, Value
 from torchair.log import native_logger
 from torchair.passes import PassRunner
 from torchair.structured import artifact
@@ -146,11 +147,19 @@ class GraphCompiler:
         taken for constants."""
         if self.target is not None:
             constants = {self.graph.data[i].outputs[0]: t for i, t in weights.items()}
-            joins = self._options.switches.get(UNIT_FUSION, True)
-            self.units = NativeUnits(self.graph, self.target, constants, self.lanes.of, joins)
+            self.units = NativeUnits(
+                self.graph, self.target, constants, self.lanes.of, self._joins
+            )
         strided = self.units is not None
         self.inputs = GraphInputs(self.graph, self._state.inputs, self._device, strided)
         self._begin_planning()
+
+    def _joins(self, value: Value) -> bool:
+        """Whether kernels may keep a value in registers. A register holds float32 where bfloat16
+        or float16 is stored, so under strict numerics such values are stored."""
+        if not self._options.switches.get(UNIT_FUSION, True):
+            return False
+        return self._options.numerics != "strict" or value.dtype not in HALF_TYPES
 
     def _begin_planning(self) -> None:
         self._spaces: deque[Workspace] = deque(maxlen=SPACES)  # that no call uses at the moment

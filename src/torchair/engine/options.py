@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from torchair.configs.compiler_config import engine_keys, engine_values, parse_switches
+from torchair.configs.options import Numerics
 from torchair.errors import EngineOptionError, pretty_error_msg
 from torchair.flags import Flags
 from torchair.log import logger, native_logger, warn_once
@@ -20,6 +21,7 @@ class EngineOptions:
     """What the engine does to one graph. The options of the configuration say of themselves which
     field they are (`emits(..., field=...)` in `configs/`), and what the default is."""
 
+    numerics: Numerics
     level: str
     fold: bool
     dead_code: bool

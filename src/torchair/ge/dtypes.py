@@ -163,6 +163,7 @@ _KNOWN = frozenset(DataType)
 FLOAT_TYPES: frozenset[int] = frozenset(
     {DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16, DataType.DT_DOUBLE}
 )
+HALF_TYPES: frozenset[int] = frozenset({DataType.DT_FLOAT16, DataType.DT_BF16})
 INT_TYPES: frozenset[int] = frozenset(
     DataType[f"DT_{sign}INT{bits}"] for sign in ("", "U") for bits in (8, 16, 32, 64)
 )

@@ -26,6 +26,13 @@ UnitKind = Literal["loops", "matmul", "conv", "attention", "pool"]
 """Loops, or what a special generator serves."""
 
 Check = Callable[[Node], str | None]
+Joins = Callable[[Value], bool]
+"""Whether a value may go from node to node without being stored."""
+
+
+def always(value: Value) -> bool:
+    """The usual `Joins`."""
+    return True
 
 
 @dataclass
@@ -92,13 +99,14 @@ def is_number(value: Value) -> bool:
 def fuse(
     graph: Graph, heads: dict[str, tuple[UnitKind, Check]], constant: Callable[[Value], bool],
     lane: Callable[[Node], str] = lambda node: "", gather: bool = False,
-    prepared: Collection[Node] = (), joins: bool = True,
+    prepared: Collection[Node] = (), joins: Joins = always,
 ) -> Fusion:  # fmt: skip
     """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
     of unit and a function that tells why a node cannot be served; `constant` tells which values
     are the same in every call, `lane` which nodes must not run together. With `gather` products
     that no unit has follow one another where they can. Nodes that are `prepared` do not run.
-    Without `joins` each node is a unit of its own."""
+    `joins` tells which values may go from node to node without being stored; of others the readers
+    begin units of their own."""
     return _Fuser(graph, heads, constant, lane, gather, prepared, joins).run()
 
 
@@ -106,7 +114,7 @@ class _Fuser:
     def __init__(
         self, graph: Graph, heads: dict[str, tuple[UnitKind, Check]],
         constant: Callable[[Value], bool], lane: Callable[[Node], str], gather: bool,
-        prepared: Collection[Node], joins: bool,
+        prepared: Collection[Node], joins: Joins,
     ) -> None:  # fmt: skip
         self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
         self.gather, self.joins = gather, joins
@@ -228,7 +236,8 @@ class _Fuser:
     def _fold(self, norm: Node) -> bool:
         """A batch normalisation right after a convolution becomes part of its weights, if all of
         its numbers are constant and nothing else reads the convolution."""
-        unit = self.unit_of.get(norm.values()[0].node) if self.joins else None
+        convolved = norm.values()[0]
+        unit = self.unit_of.get(convolved.node) if self.joins(convolved) else None
         if unit is None or unit.kind != "conv" or unit.folded is not None or unit.group.nodes:
             return False
         if self.lane(unit.head) != self.lane(norm):
@@ -250,10 +259,8 @@ class _Fuser:
 
     def _candidates(self, node: Node) -> list[Unit]:
         """Units that made an operand, perhaps seen through views, the latest first."""
-        if not self.joins:
-            return []
         found = {}
-        for value in operands_of(node):
+        for value in filter(self.joins, operands_of(node)):
             source = value.node
             while source not in self.unit_of and _is_view(source):
                 source = source.values()[0].node
@@ -274,6 +281,8 @@ class _Fuser:
         views: dict[Node, None] = {}
         for value in operands_of(node):
             space = self._seen(unit, value, views)
+            if space is not None and not self.joins(value):
+                return f"{node.type} reads a value that has to be stored"
             if space is not None:
                 seen[value] = space
         if not seen:

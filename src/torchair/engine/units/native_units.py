@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.target import BrokenKernels, Declined, Pack, Target
-from torchair.engine.fuse.units import Fusion, Unit, fuse
+from torchair.engine.fuse.units import Fusion, Joins, Unit, always, fuse
 from torchair.engine.plan.records import Constant, Content, Native
 from torchair.engine.plan.strides import plain
 from torchair.engine.units import emitter
@@ -108,7 +108,7 @@ class NativeUnits:
         target: Target,
         frozen: Mapping[Value, torch.Tensor] | None = None,
         lane: Callable[[Node], str] = lambda node: "",
-        joins: bool = True,
+        joins: Joins = always,
     ) -> None:
         self.prepared = Prepared(graph, frozen or {})
         self.frozen = self.prepared.tensors

@@ -199,28 +199,33 @@ GE_PASSES = (
     _pass(forms.move_transpose_into_mm, *forms.TRANSPOSED),
     _pass(forms.move_mm_weight_transpose_after_bitcast, "Bitcast"),
 )
-_native, _dead_code = attrgetter("native"), attrgetter("dead_code")
+_dead_code = attrgetter("dead_code")
 
 
-def _unless_o1(options: EngineOptions) -> bool:
-    return options.level != "O1"
+def _rewrites(options: EngineOptions) -> bool:
+    """Whether a graph may be rewritten into one that rounds differently."""
+    return options.level != "O1" and options.numerics != "strict"
+
+
+def _lays_out(options: EngineOptions) -> bool:
+    return options.native and options.numerics != "strict"
 
 
 ENGINE_PASSES = (
     Pass("remove_dead_code", remove_dead_code, _dead_code),
-    Pass("apply_rules", apply_rules, _unless_o1),
+    Pass("apply_rules", apply_rules, _rewrites),
     Pass("fold_constants", fold_constants, attrgetter("fold")),
-    Pass("split_norm_gradients", forms.split_norm_gradients, _native, ["LayerNormGradV3"]),
-    Pass("merge_common", merge_common, _unless_o1),
+    Pass("split_norm_gradients", forms.split_norm_gradients, _lays_out, ["LayerNormGradV3"]),
+    Pass("merge_common", merge_common, lambda o: o.level != "O1"),
     Pass(
-        "join_convolution_gradients", forms.join_convolution_gradients, _unless_o1,
+        "join_convolution_gradients", forms.join_convolution_gradients, _rewrites,
         forms.GRADIENT_PAIRS,
     ),
-    Pass("fuse_patterns", fuse_patterns, lambda o: o.patterns and o.level != "O1"),
-    Pass("apply_rules_again", apply_rules, _unless_o1),
+    Pass("fuse_patterns", fuse_patterns, lambda o: o.patterns and _rewrites(o)),
+    Pass("apply_rules_again", apply_rules, _rewrites),
     Pass("remove_what_is_left", remove_dead_code, _dead_code),
     Pass("choose_order", ordering.choose_order),
-    Pass("lay_out_filters", forms.lay_out_filters, _native, ["Conv2D"]),
+    Pass("lay_out_filters", forms.lay_out_filters, _lays_out, ["Conv2D"]),
 )  # fmt: skip
 
 SWITCHED = frozenset(p.name for p in (*ENGINE_PASSES, *RULES, *PATTERNS))
