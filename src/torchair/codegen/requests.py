@@ -23,6 +23,7 @@ class Loops:
 
     nest: Nest
     more: tuple[Nest, ...] = ()  # other pieces of the same work, each like the first
+    batch_invariant: bool = False  # whether sums must not depend on how many of them there are
 
     def __str__(self) -> str:
         return "\n".join(map(str, (self.nest, *self.more)))
@@ -66,6 +67,8 @@ class MatMul:
     constant: Literal["", "kn", "nk"] = ""
     """The dims of B if it is one matrix, the same in every call: it may be laid out anew."""
     weight: Weight | None = None  # what the integers of B mean, where it holds integers
+    batch_invariant: bool = False
+    """Whether a row of results must have the same bits whatever m and the threads are."""
 
     @property
     def integers(self) -> Weight:
@@ -114,6 +117,10 @@ class Joint:
         return f"{self.product}\n{self.partner}\n{self.prologue}\n{self.keep}"
 
 
+WINOGRAD = 2
+"""The default for patches of Winograd's method."""
+
+
 @dataclass(frozen=True)
 class Conv:
     """A convolution over (batch, channels, height, width); in one dimension the height is 1.
@@ -140,7 +147,7 @@ class Conv:
     dilation: tuple[int, int]
     groups: int
     x: Strides4
-    winograd: int = 2
+    winograd: int = WINOGRAD
 
     @property
     def group_in(self) -> int:

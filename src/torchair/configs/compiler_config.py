@@ -309,7 +309,7 @@ class Settings:
     post_grad_custom_pre_pass: FxPass | None = _at("post_grad_custom_pre_pass")  # noqa: RUF009
     post_grad_custom_post_pass: FxPass | None = _at("post_grad_custom_post_pass")  # noqa: RUF009
 
-    numerics: Numerics = _at("numerics")
+    numerics: Numerics = _at("numerics")  # noqa: RUF009
 
     graph_dump_type: str | None = _at("debug.graph_dump.type")
     graph_dump_path: str | None = _at("debug.graph_dump._path")

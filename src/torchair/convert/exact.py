@@ -25,7 +25,7 @@ _MOVES = """
 _ROUNDED_ONCE = """
     abs bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min eq floor ge gt
     isinf isnan le logical_and logical_not logical_or logical_xor lt maximum minimum ne neg relu
-    round sign sqrt threshold_backward trunc
+    round sign threshold_backward trunc
 """
 # Likewise unless a scale is multiplied in (`alpha`), which torch's kernels may fuse.
 _WITH_ALPHA = ("add", "sub")
@@ -43,7 +43,8 @@ def keeps_bits(node: fx.Node) -> bool:
         return not isinstance(target, torch._ops.HigherOrderOperator)  # sizes, `getitem`
     if target.namespace in ("_c10d_functional", "c10d_functional", "npu_define", "air"):
         return True  # communication: the library's own sums
-    if target.namespace not in ("aten", "prims") or torch.Tag.nondeterministic_seeded in target.tags:
+    draws = torch.Tag.nondeterministic_seeded in target.tags
+    if draws or target.namespace not in ("aten", "prims"):
         return False
     name = target._schema.name.partition("::")[2]
     if name in ("_to_copy", "convert_element_type"):
@@ -91,4 +92,4 @@ def _casts_exactly(node: fx.Node) -> bool:
     if before is None or after is None or before.is_complex or after.is_complex:
         return False
     floats = (*_FLOATS, *_HALVES)
-    return after in floats if before in floats else not (before in floats)
+    return before not in floats or after in floats

@@ -44,8 +44,9 @@ from torchair.engine.tune import Wish
 from torchair.engine.units.native_units import NativeUnits
 from torchair.fallbacks import Fallback, note, strictness
 from torchair.ge.dtypes import HALF_TYPES
-from torchair.ge.graph import Graph, Value
-from torchair.log import native_logger
+from torchair.ge.graph import Graph, Node, Value
+from torchair.log import native_logger, warn_once
+from torchair.operators import Trait, has_trait
 from torchair.passes import PassRunner
 from torchair.structured import artifact
 from torchair.trace import Stopwatch, Trace
@@ -79,6 +80,24 @@ def usable_target(device: str) -> Target | None:
         "instead. TORCHAIR_NATIVE=0 says that this is meant",
     )  # fmt: skip
     return None
+
+
+def warn_of_batches(graph: Graph, units: NativeUnits | None) -> None:
+    """Name the operators whose sums torch's kernels order, perhaps by the size of the batch."""
+    alone = graph.nodes if units is None else units.fusion.alone
+    sums = Trait.CONTRACTION | Trait.REDUCTION
+    types = {_operator(n) for n in alone if n.type == "TorchCall" or has_trait(n, sums)}
+    if types:
+        warn_once(
+            f"numerics 'batch_invariant': torch's kernels compute {', '.join(sorted(types))}, "
+            "and their results may depend on the batch. Convolutions are generated code if "
+            "frozen_parameter is on",
+            UserWarning, stacklevel=2,
+        )  # fmt: skip
+
+
+def _operator(node: Node) -> str:
+    return str(node.attr("target")) if node.type == "TorchCall" else node.type
 
 
 Bound = TypeVar("Bound")
@@ -148,8 +167,11 @@ class GraphCompiler:
         if self.target is not None:
             constants = {self.graph.data[i].outputs[0]: t for i, t in weights.items()}
             self.units = NativeUnits(
-                self.graph, self.target, constants, self.lanes.of, self._joins
-            )
+                self.graph, self.target, constants, self.lanes.of, self._joins,
+                self._options.numerics == "batch_invariant",
+            )  # fmt: skip
+        if self._options.numerics == "batch_invariant":
+            warn_of_batches(self.graph, self.units)
         strided = self.units is not None
         self.inputs = GraphInputs(self.graph, self._state.inputs, self._device, strided)
         self._begin_planning()

@@ -251,34 +251,40 @@ UNROLLED = ("1", "2", "4", "8")
 
 def loops_choices(request: Loops, machine: Machine) -> Choices:
     """The width of vectors and how many of them a round takes."""
-    return {"bits": machine.narrower, "unroll": UNROLLED}
+    return {} if request.batch_invariant else {"bits": machine.narrower, "unroll": UNROLLED}
 
 
 def loops(request: Loops, machine: Machine, label: str, way: Way = AS_EVER) -> Generated:
     """The kernel of a nest. Its scratch memory is on the stack."""
-    unroll = way.number("unroll", 0)
-    return Generated(print_nest(request.nest, machine, label, request.more, unroll))
+    unroll, invariant = way.number("unroll", 0), request.batch_invariant
+    return Generated(print_nest(request.nest, machine, label, request.more, unroll, invariant))
 
 
 def print_nest(
-    nest: Nest, machine: Machine, label: str = "nest", more: Sequence[Nest] = (), unroll: int = 0
-) -> Kernel:
+    nest: Nest, machine: Machine, label: str = "nest", more: Sequence[Nest] = (), unroll: int = 0,
+    batch_invariant: bool = False,
+) -> Kernel:  # fmt: skip
     """The kernel of a nest whose sizes and strides are ints or words. The last axis is the one
     that vectors lie along. A store must not change what another point of the nest loads. With
-    `more`, one kernel does the work of several nests. `unroll` is as in `make_plan`."""
+    `more`, one kernel does the work of several nests. `unroll` and
+    `batch_invariant` are as in `make_plan`."""
     w, walks = KernelWriter(machine), Walks()
     for one in (nest, *more):
-        _write(w, one, machine, walks, unroll)
+        _write(w, one, machine, walks, unroll, batch_invariant)
     walks.write()
     return w.kernel(label)
 
 
-def _write(w: KernelWriter, nest: Nest, machine: Machine, walks: Walks, unroll: int) -> None:
+def _write(
+    w: KernelWriter, nest: Nest, machine: Machine, walks: Walks, unroll: int, batch_invariant: bool
+) -> None:
     crossed = crossing(nest, w.lanes)
     if crossed is not None:
         CrossPrinter(w, make_plan(nest, w.lanes, machine.fma, form=((), 1)), crossed).run()
         return
-    plan = make_plan(nest, w.lanes, machine.fma, unroll=unroll)
+    plan = make_plan(
+        nest, w.lanes, machine.fma, unroll=unroll, batch_invariant=batch_invariant
+    )
     if plan.row_limit is None:
         _Printer(w, plan, walks).run()
         return
@@ -288,7 +294,10 @@ def _write(w: KernelWriter, nest: Nest, machine: Machine, walks: Walks, unroll: 
         _Printer(w, plan, walks).run()
         walks.write()
     with w.when(w(f"icmp sgt i64 {size}, {plan.row_limit}")):
-        _Printer(w, make_plan(nest, w.lanes, machine.fma, unlimited=True), walks).run()
+        plan = make_plan(
+            nest, w.lanes, machine.fma, unlimited=True, batch_invariant=batch_invariant
+        )
+        _Printer(w, plan, walks).run()
         walks.write()
 
 

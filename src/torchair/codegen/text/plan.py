@@ -215,17 +215,18 @@ Form = tuple[tuple[int, ...], int]
 
 def make_plan(
     nest: Nest, lanes: int, fma: bool = False, unlimited: bool = False, form: Form | None = None,
-    scratch: int = SCRATCH, unroll: int = 0,
+    scratch: int = SCRATCH, unroll: int = 0, batch_invariant: bool = False,
 ) -> NestPlan:  # fmt: skip
     """The plan of a nest whose sizes are ints or words. Where the size of a row is not known the
     plan may have a limit; an `unlimited` one keeps nothing in memory then. `unroll` are rounds of
-    the innermost loops at a time, 0: as many as suit each."""
+    the innermost loops at a time, 0: as many as suit each. With `batch_invariant` only the
+    reduced axes decide how sums are made."""
     nest = _shared(_with_axis(nest))
     order = expressions(nest)
     vector_axis = len(nest.axes) - 1
     varies = varying(order, vector_axis, nest.reduced)
     costs = {id(x): _own_cost(x, vector_axis, varies) for x in order}
-    loops, slots = form or _form(nest, lanes, sum(costs.values()))
+    loops, slots = form or _form(nest, lanes, sum(costs.values()), batch_invariant)
     axis_level = dict.fromkeys(range(len(nest.axes)), 1)
     axis_level |= {a: 2 + k for k, a in enumerate(loops)}
     plan = NestPlan(nest, loops, slots, varies, {}, axis_level, [], set(), compact=unlimited)
@@ -278,14 +279,14 @@ def _of_one(x: Expr) -> Expr:
     return Expr("add", x.dtype, (x.args[0], const(0.0, x.dtype))) if sums else x.args[0]
 
 
-def _form(nest: Nest, lanes: int, cost: int) -> Form:
+def _form(nest: Nest, lanes: int, cost: int, batch_invariant: bool) -> Form:
     """Which axes are loops inside of a unit, and how many vectors a unit has otherwise."""
     last = len(nest.axes) - 1
     around = tuple(a for a in sorted(nest.reduced) if a != last)
     size = nest.axes[last]
     vectors = -(-size // lanes) if isinstance(size, int) else STRAIGHT + 1
     if around and last not in nest.reduced:
-        return around, _columns(nest, around, lanes, cost)
+        return around, 1 if batch_invariant else _columns(nest, around, lanes, cost)
     short = vectors <= (4 if around else STRAIGHT) and vectors * cost <= STRAIGHT_COST
     if short or vectors <= 1:
         return around, max(1, vectors)

@@ -99,18 +99,22 @@ def is_number(value: Value) -> bool:
 def fuse(
     graph: Graph, heads: dict[str, tuple[UnitKind, Check]], constant: Callable[[Value], bool],
     lane: Callable[[Node], str] = lambda node: "", gather: bool = False,
-    prepared: Collection[Node] = (), joins: Joins = always,
+    prepared: Collection[Node] = (), joins: Joins = always, batch_invariant: bool = False,
 ) -> Fusion:  # fmt: skip
     """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
     of unit and a function that tells why a node cannot be served; `constant` tells which values
     are the same in every call, `lane` which nodes must not run together. With `gather` products
     that no unit has follow one another where they can. Nodes that are `prepared` do not run.
     `joins` tells which values may go from node to node without being stored; of others the readers
-    begin units of their own."""
-    return _Fuser(graph, heads, constant, lane, gather, prepared, joins).run()
+    begin units of their own. With `batch_invariant` the size of the batch decides nothing."""
+    fuser = _Fuser(graph, heads, constant, lane, gather, prepared, joins)
+    fuser.batch_invariant = batch_invariant
+    return fuser.run()
 
 
 class _Fuser:
+    batch_invariant = False  # whether fusion must not depend on the size of the batch
+
     def __init__(
         self, graph: Graph, heads: dict[str, tuple[UnitKind, Check]],
         constant: Callable[[Value], bool], lane: Callable[[Node], str], gather: bool,
@@ -376,9 +380,20 @@ class _Fuser:
         reduced = _reduced(node)
         if group.reduced and group.reduced != reduced:
             return f"{node.type} reduces other axes"
-        if not group.reduced and _one_long_row(group.shape, reduced):
+        if not group.reduced and self._one_long_row(group.shape, reduced):
             return f"{node.type} would leave all the work to one thread"
         return {v: reduced_space(v, domain, reduced) for v in node.outputs}
+
+    def _one_long_row(self, shape: Iterable[object], reduced: frozenset[int]) -> bool:
+        """Whether a reduction would leave too much to one thread. What is fused follows from that,
+        so rows of a batch do not count where results must not depend on it."""
+        dims = list(shape)
+        inside = [d for i, d in enumerate(dims) if i in reduced]
+        outside = [d for i, d in enumerate(dims) if i not in reduced]
+        if not is_static(inside if self.batch_invariant else dims):  # type: ignore[arg-type]
+            return not outside
+        few = self.batch_invariant or numel(outside) < 8  # type: ignore[arg-type]
+        return few and numel(inside) > _LONG_ROW  # type: ignore[arg-type]
 
     # ---- units into units ----
 
@@ -402,7 +417,7 @@ class _Fuser:
         one, two = unit.group.reduced, other.group.reduced
         if one and two and one != two:
             return False
-        if (one or two) and _one_long_row(unit.group.shape, one | two):
+        if (one or two) and self._one_long_row(unit.group.shape, one | two):
             return False
         rest = [n for n in unit.group.nodes if n is not node and n not in unit.views]
         read = [s for n in rest for s in n.producers() if self.unit_of.get(s) is not unit]
@@ -434,7 +449,7 @@ class _Fuser:
         update = loops_of(node.type).kind == "update"
         kinds = ("map", "move") if update else ("map",)
         updated = node.values()[:1] if update else []  # that is in memory before
-        if unit.group.reduced and _one_long_row(unit.group.shape, unit.group.reduced):
+        if unit.group.reduced and self._one_long_row(unit.group.shape, unit.group.reduced):
             return
         for other in self._candidates(node):
             if other is unit or other.kind != "loops" or other.group.reduced or other.views:
@@ -510,12 +525,3 @@ def _reduced(node: Node) -> frozenset[int]:
     assert loops.reduces is not None
     rank = max(len(node.value_on(loops.domain).shape or ()), 1)
     return frozenset(d % rank for d in loops.reduces(Op(node)))
-
-
-def _one_long_row(shape: Iterable[object], reduced: frozenset[int]) -> bool:
-    dims = list(shape)
-    if not is_static(dims):  # type: ignore[arg-type]
-        return len(reduced) == len(dims)
-    rows = numel(d for i, d in enumerate(dims) if i not in reduced)  # type: ignore[misc]
-    row = numel(d for i, d in enumerate(dims) if i in reduced)  # type: ignore[misc]
-    return rows < 8 and row > _LONG_ROW  # type: ignore[operator]

@@ -204,8 +204,10 @@ class UnitWriting:
     def __init__(
         self, unit: Unit, sizes: emitter.UnitSizes, target: Target,
         constant: Callable[[Value], bool], bits: Callable[[Value], int],
+        batch_invariant: bool = False,
     ) -> None:  # fmt: skip
         """`bits` tells how many the numbers of a constant need: 0, 4 or 8."""
+        self.batch_invariant = batch_invariant
         self.unit, self.sizes, self.target = unit, sizes, target
         self.constant, self.bits = constant, bits
         self.arguments: list[Argument] = []
@@ -260,7 +262,7 @@ class UnitWriting:
         )
         parts = pieces(nest) if self.target.piecewise else [nest]
         first, *more = (with_words(simplify(part), self.word) for part in parts)
-        return requests.Loops(first, tuple(more))
+        return requests.Loops(first, tuple(more), self.batch_invariant)
 
     # ---- products ----
 
@@ -276,6 +278,7 @@ class UnitWriting:
             self._all(sa), self._all(sb),
             "" if not one else "nk" if transposed(node, 2) else "kn",
             self._weight(node) if node.type == emitter.QUANTISED else None,
+            self.batch_invariant,
         )  # fmt: skip
         self.address(a)
         self.address(b)
@@ -326,6 +329,7 @@ class UnitWriting:
             kernel=(kh, kw), stride=tuple(window.strides), dilation=tuple(window.dilations),
             padding=(window.before[0], window.after[0], window.before[1], window.after[1]),
             groups=window.groups, x=self._all(self.sizes.strides(x)),
+            winograd=0 if self.batch_invariant else requests.WINOGRAD,
         )  # fmt: skip
         self.address(x)
         self.address(weight, "own" if self.unit.folded is None else "scaled")

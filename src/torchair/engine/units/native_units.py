@@ -109,13 +109,16 @@ class NativeUnits:
         frozen: Mapping[Value, torch.Tensor] | None = None,
         lane: Callable[[Node], str] = lambda node: "",
         joins: Joins = always,
+        batch_invariant: bool = False,
     ) -> None:
+        self._batch_invariant = batch_invariant
         self.prepared = Prepared(graph, frozen or {})
         self.frozen = self.prepared.tensors
         served = heads(target, self.is_constant)
         self.fusion: Fusion = fuse(
-            graph, served, self.is_constant, lane, target.overlaps, self.prepared.nodes, joins
-        )
+            graph, served, self.is_constant, lane, target.overlaps, self.prepared.nodes, joins,
+            batch_invariant,
+        )  # fmt: skip
         tell(3, self.fusion.report)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.target = target
@@ -188,7 +191,9 @@ class NativeUnits:
             if call is not None:
                 return call
         known = emitter.UnitSizes(unit, fact, [plain(m) for m in metas], self._varies)
-        writing = UnitWriting(unit, known, self.target, self.is_constant, self.bits_of)
+        writing = UnitWriting(
+            unit, known, self.target, self.is_constant, self.bits_of, self._batch_invariant
+        )
         variants.append(writing.run())
         call = variants[-1].call(unit, metas)
         assert call is not None, "a kernel is right for the sizes it was made with"

@@ -70,7 +70,7 @@ class Choice:
 
 def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
     """The form of a product, and the tiles it is made of."""
-    few, many, limit = _forms(spec, machine)
+    few, many, limit = _invariant_form(spec, machine) or _forms(spec, machine)
     if form := next((f for f in get_args(FormName) if f == way.word("form")), None):
         few, many, limit = form, form, 0
     packed = few in PACKED or spec.weight is not None
@@ -113,6 +113,22 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[FormName, FormName, int]:
             return "dot", "dot", 0  # half the code for nearly the same speed
         return "dot", "copy", max(4, spec.k // (12 if pairs else 6))
     return "copy", "copy", 0
+
+
+def _invariant_form(spec: MatMul, machine: Machine) -> tuple[FormName, FormName, int] | None:
+    """One form for any number of rows, None where none is wanted. Tiles add up along k one by one,
+    dot products lane by lane; within either the rows beside a row change nothing."""
+    if not spec.batch_invariant or spec.dtype == "i8":
+        return None
+    if spec.weight is not None:
+        form: FormName = "digits" if in_digits(spec, machine) else "decoded"
+    elif spec.constant:
+        form = "panel"
+    elif forms.contiguous(spec) == "k" and spec.a[2] == 1:
+        form = "dot"
+    else:
+        form = "copy"
+    return form, form, 0
 
 
 def _packing_pays(spec: MatMul) -> bool:
@@ -253,10 +269,11 @@ AHEAD = tuple(str(k << 10) for k in (16, 8, 4, 32, 0))
 
 
 def matmul_choices(request: Product, machine: Machine) -> Choices:
-    """Nothing for sizes that vary, and for float64."""
+    """Nothing for sizes that vary, for float64, and where all sizes must have one form."""
     spec = request.matmul
     sizes = (spec.batch, spec.m, spec.n, spec.k)
-    if spec.dtype == "f64" or not all(isinstance(size, int) and size > 0 for size in sizes):
+    varies = not all(isinstance(size, int) and size > 0 for size in sizes)
+    if spec.batch_invariant or spec.dtype == "f64" or varies:
         return {}
     usual = choose(spec, machine)
     if spec.weight is not None or spec.dtype == "i8":
