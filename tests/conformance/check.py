@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 import torchair
 from torchair.backend import boxed
 from torchair.configs.options import Numerics
+from torchair.verification.judge import same_bits
 
 from .cases import Call, Case
 from .watch import Seen, name_of, watch
@@ -201,23 +202,8 @@ def _compare_bits(case: Case, got: list[Any], expected: list[Any]) -> None:
     for i, (g, e) in enumerate(zip(got, expected, strict=True)):
         if _is_uninitialised(case) or e is None:
             continue
-        same = same_bits(g, e) if isinstance(e, torch.Tensor) else _same_number(g, e)
-        if not same:
+        if not same_bits(g, e):
             raise Mismatch(f"result {i}: other bits, {_difference(g, e, '') or 'within tolerance'}")
-
-
-def same_bits(a: Any, b: torch.Tensor) -> bool:
-    """Whether two tensors hold the same numbers, signs of zeros included."""
-    if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
-        return False
-    if a.layout is not torch.strided or a.is_nested:
-        return bool(torch.equal(a.to_dense(), b.to_dense())) if not a.is_nested else True
-    if a.is_complex():
-        return same_bits(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    equal = (a == b) & (torch.signbit(a) == torch.signbit(b))
-    return bool((equal | (a.isnan() & b.isnan())).all())
 
 
 def _strides(t: torch.Tensor) -> list[int]:

@@ -19,7 +19,8 @@ _MOVES = """
     new_zeros ones ones_like permute repeat reshape roll scalar_tensor select select_scatter slice
     slice_scatter split split_with_sizes squeeze stack t transpose tril triu unbind unfold unsqueeze
     view view_as view_copy where zero zeros zeros_like _reshape_alias _unsafe_view embedding
-    arange lift_fresh unflatten _conj_physical
+    arange as_strided_copy as_strided_scatter diagonal_scatter lift_fresh unflatten
+    _efficientzerotensor
 """
 # One correctly rounded operation, or none.
 _ROUNDED_ONCE = """

@@ -58,12 +58,14 @@ Metas = Mapping[Value, torch.Tensor]
 """Values of the graph as tracing saw them."""
 
 
-def torch_call(target: Any, args: Any, kwargs: Any, results: int, metas: Metas) -> Node:
+def torch_call(
+    target: Any, args: Any, kwargs: Any, results: int, metas: Metas, exact: bool = False
+) -> Node:
     """One generic node with the given number of outputs; tensors anywhere in the arguments, which
-    it is to get in the layouts of `metas`."""
+    it is to get in the layouts of `metas`, with `exact` also with their gaps."""
     graph = get_default_ge_graph()
     inputs: list[Value] = []
-    text = _arguments(args, kwargs, inputs, metas)
+    text = _arguments(args, kwargs, inputs, metas, exact)
     outputs = builder("TorchCall")(inputs, target=_name(target), arguments=text, size_of_y=results)
     return outputs[0].node if outputs else graph.nodes[-1]
 
@@ -81,10 +83,13 @@ def torch_update(
     return made
 
 
-def _arguments(args: Any, kwargs: Any, inputs: list[Value], metas: Metas) -> str:
+def _arguments(
+    args: Any, kwargs: Any, inputs: list[Value], metas: Metas, exact: bool = False
+) -> str:
     """Arguments of a generic node as JSON; tensors among them are added to `inputs`."""
     encoded = {"args": _encode(list(args), inputs), "kwargs": _encode(dict(kwargs), inputs)}
-    layouts = [_layout(metas[v]) if v in metas else None for v in inputs]
+    layout = _with_gaps if exact else _layout
+    layouts = [layout(metas[v]) if v in metas else None for v in inputs]
     if any(n is None or n["dims"] or not n["dense"] for n in layouts):
         encoded["layouts"] = layouts
     return json.dumps(encoded)
@@ -105,6 +110,20 @@ def _layout(meta: torch.Tensor) -> dict[str, Any] | None:
         for d, wanted in enumerate(contiguous_strides(tuple(shape)))
     )
     return {"dims": [] if plain else order, "dense": dense}
+
+
+def _with_gaps(meta: torch.Tensor) -> dict[str, Any] | None:
+    """The same; a layout with gaps as its strides, since torch's kernels order sums by them.
+    Strides that vary, or that let elements share memory, are left out."""
+    layout, strides = _layout(meta), meta.stride()
+    if layout is None or layout["dense"] or not all(type(s) is int for s in strides):
+        return layout
+    room = 0  # that all dims further inside need
+    for d in reversed(layout["dims"]):
+        if strides[d] <= room:
+            return layout
+        room += strides[d] * (meta.shape[d] - 1)
+    return {**layout, "strides": list(strides)}
 
 
 def _name(target: Any) -> str:

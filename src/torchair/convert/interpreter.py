@@ -381,7 +381,7 @@ class GraphConverter:
             return self._read_of_argument(node, meta, argument)
         if _reads_raw_memory(node):
             raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
-        made = torch_call(node.target, args, kwargs, _places(meta), metas)
+        made = torch_call(node.target, args, kwargs, _places(meta), metas, self._exact)
         if meta is None or _mutates(node.target):
             self.graph.keep_alive.append(made)
         return _fill(meta, iter(made.outputs))

@@ -121,12 +121,13 @@ def _reader(tree: Any) -> Callable[[Sequence[Any]], Any]:
 def _kernel(op: Op) -> Kernel:
     node = op.node
     target, arguments = finished(find_target(node)), Arguments(node)
-    settled = _settling(node)
+    settled, fresh = _settling(node), _gives_fresh(target)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         tensors = settled(tensors)
         args, kwargs = arguments(tensors)
-        return [_own(r, tensors) for r in _leaves(target(*args, **kwargs))]
+        results = _leaves(target(*args, **kwargs))
+        return list(results) if fresh else [_own(r, tensors) for r in results]
 
     return run
 
@@ -161,14 +162,26 @@ def _writes_anew(change: Callable[..., Any]) -> Kernel:
 def _settling(node: Node, skip: int = 0) -> Callable[[list[Any]], list[Any]]:
     """Brings inputs into the layouts that tracing saw, all but the first ones."""
     orders = layouts(node)[skip:]
+    noted = json.loads(node.attr("arguments")).get("layouts") or []
+    gaps = [n.get("strides") if n else None for n in noted][skip:] or [None] * len(orders)
     if all(order is None for order in orders):
         return lambda tensors: tensors
 
     def settle(tensors: list[Any]) -> list[Any]:
-        given = zip(tensors, orders, strict=True)
-        return [t if order is None else order.settled(t) for t, order in given]
+        given = zip(tensors, orders, gaps, strict=True)
+        return [
+            t if order is None else _with_strides(order.settled(t), strides)
+            for t, order, strides in given
+        ]
 
     return settle
+
+
+def _with_strides(t: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """A tensor with these strides: itself, or a copy. Plans have no memory with gaps."""
+    if strides is None or t.stride() == tuple(strides):
+        return t
+    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
 def layouts(node: Node) -> list[Order | None]:
@@ -191,6 +204,14 @@ def finished(target: Any) -> Any:
 def is_collective(target: str) -> bool:
     """Whether a torch operator talks to other processes, by its name."""
     return target.startswith(("_c10d_functional", "c10d_functional", "npu_define"))
+
+
+def _gives_fresh(target: Any) -> bool:
+    """Whether results are known to be in memory of their own: torch's schemas are true of that."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    inexact = torch.Tag.maybe_aliasing_or_mutating in target.tags
+    return not inexact and all(r.alias_info is None for r in target._schema.returns)
 
 
 def _own(result: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:

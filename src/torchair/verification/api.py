@@ -25,7 +25,7 @@ from torchair.process import Steps
 from torchair.runner import Compilation, GmRunner, observed
 from torchair.verification.blame import Blame, Suspects, WatchedCall, line_of, lines_of
 from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong
-from torchair.verification.judge import close, difference, no_number
+from torchair.verification.judge import close, difference, no_number, same_bits
 from torchair.verification.report import Author, Finding, GraphReport, Report, write_script
 
 FOLDER = "torchair_verify"
@@ -181,6 +181,7 @@ class _Check:
         self._kept = [i for i, n in enumerate(nodes) if n in mutated or i not in compilation.static]
         settings = Settings.of(compilation.config)
         self._mode, self._strict = settings.mode, settings.strict
+        self._bits = settings.numerics == "strict"
         replays = isinstance(compilation.made, AclConcreteGraph | ReplayedGraph)
         self._owned = replays and not settings.capture.share_results  # results belong to the caller
         self._before: list[_Held] = []  # results of the call before
@@ -250,13 +251,15 @@ class _Check:
                 return True
             for i in self._mutated:
                 args[i] = copied(call.args[i])
-            return LocalCheck(self._gm, call.seen).first_wrong(args, call.start) is None
+            check = LocalCheck(self._gm, call.seen, self._bits)
+            return check.first_wrong(args, call.start) is None
 
     def _is_close(self, seen: SeenRun, eager: SeenRun) -> bool:
+        alike = same_bits if self._bits else close
         pairs = [*zip(seen.results, eager.results, strict=True)]
         pairs += [(seen.args[i], eager.args[i]) for i in self._kept]
         return all(
-            close(got, wanted) if isinstance(wanted, Tensor) else got == wanted
+            alike(got, wanted) if isinstance(wanted, Tensor) else got == wanted
             for got, wanted in pairs
         )
 

@@ -116,7 +116,8 @@ class Suspects:
             return run(self._arguments())
 
     def _check(self, base: fx.GraphModule, seen: SeenRun) -> Wrong | None:
-        return LocalCheck(base, seen).first_wrong(self._arguments(), self._start)
+        bits = self._settings.numerics == "strict"
+        return LocalCheck(base, seen, bits).first_wrong(self._arguments(), self._start)
 
     def _check_ge(self, graph: GeConcreteGraph) -> Wrong | None:
         device = self._device.name

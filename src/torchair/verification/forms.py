@@ -219,9 +219,10 @@ class _Found(Exception):
 class LocalCheck(WideGraph):
     """Runs an FX graph over the values of one of its forms."""
 
-    def __init__(self, gm: fx.GraphModule, seen: SeenRun) -> None:
+    def __init__(self, gm: fx.GraphModule, seen: SeenRun, bits: bool = False) -> None:
+        """With `bits` a value is right only if it is eager's to the last bit."""
         super().__init__(gm)
-        self._seen = seen
+        self._seen, self._bits = seen, bits
         self._known: dict[fx.Node, Any] = {}  # nodes whose value is the form's, or an argument
 
     def first_wrong(self, args: Sequence[Any], start: Randomness) -> Wrong | None:
@@ -291,6 +292,10 @@ class LocalCheck(WideGraph):
     ) -> None:
         """Raise for a value that is wrong. Where it is, the nodes that lead to it are shaken: what
         moves as much by rounding, as the small difference of large numbers does, is right."""
+        if self._bits:
+            if not judge.same_bits(got, eager):
+                raise _Found(self._wrong(node, judge.no_number("other bits than eager's"), what))
+            return
         wrong = difference(got, eager, truth)
         if wrong is None:
             return

@@ -85,6 +85,25 @@ def close(got: Tensor, eager: Tensor) -> bool:
     return bool(off <= FLOOR / 2 * torch.finfo(eager.dtype).eps * scale)  # False where NaN is
 
 
+def same_bits(got: Any, eager: Any) -> bool:
+    """Whether a result holds eager's numbers to the last bit, signs of zeros included; a NaN is a
+    NaN. What strict numerics promise."""
+    if not isinstance(eager, Tensor) or not isinstance(got, Tensor):
+        return _of_numbers(got, eager) is None
+    kinds = [(t.dtype, t.shape, t.layout) for t in (got, eager)]
+    if kinds[0] != kinds[1]:
+        return False
+    if eager.layout is not torch.strided:
+        return bool(torch.equal(got, eager))
+    got, eager = near(got), near(eager)
+    if eager.dtype.is_complex:
+        got, eager = (torch.view_as_real(t.resolve_conj()) for t in (got, eager))
+    if not eager.dtype.is_floating_point:
+        return bool(torch.equal(got, eager))
+    equal = (got == eager) & (torch.signbit(got) == torch.signbit(eager))
+    return bool((equal | (got.isnan() & eager.isnan())).all())
+
+
 def _of_numbers(got: Any, eager: Any) -> Difference | None:
     if isinstance(got, Tensor) and got.numel() == 1:
         got = got.item()
