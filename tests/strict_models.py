@@ -1,6 +1,6 @@
 """Strict numerics over whole models: `python tests/strict_models.py` (`make strict`).
 
-Each architecture of `test_transformers.py` in float32 and bfloat16, forward and one backward: are
+Architectures of transformers in float32 and bfloat16, forward and one backward: are
 results and gradients eager's to the last bit? What AOTAutograd alone (`aot_eager`) computes with
 other bits is said, and is no failure.
 """
@@ -17,8 +17,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import torchair
-from test_transformers import CASES, Case
+from test_transformers import _GROUPED, _TEXT, CASES, MORE, Case, _decoder, _encoder
 from torchair.verification.judge import same_bits
+
+
+_DECODERS = ("Granite", "Cohere", "Olmo", "Persimmon", "Nemotron", "Glm", "Helium")
+_ENCODERS = ("Camembert", "MPNet", "Ernie", "Data2VecText", "XLMRobertaXL")
+MODELS = {
+    **CASES, **MORE,
+    **{n.lower(): Case(f"{n}ForCausalLM", f"{n}Config", {**_GROUPED, "head_dim": 8}, _decoder)
+       for n in _DECODERS},
+    **{n.lower(): Case(f"{n}ForMaskedLM", f"{n}Config", _TEXT, _encoder) for n in _ENCODERS},
+}  # fmt: skip
 
 
 def outcome(model: nn.Module, call: Any, inputs: dict[str, Any]) -> list[Any]:
@@ -45,7 +55,7 @@ def main() -> int:
     config = torchair.CompilerConfig()
     config.numerics = "strict"
     failed = 0
-    for name, case in CASES.items():
+    for name, case in MODELS.items():
         for dtype in (torch.float32, torch.bfloat16):
             verdict = "eager's bits"
             if not same(case, dtype, torchair.get_npu_backend(compiler_config=config)):
@@ -53,7 +63,7 @@ def main() -> int:
                 verdict = "OTHER BITS" if alone else "other bits, as aot_eager's"
                 failed += alone
             print(f"{name:24s} {str(dtype):16s} {verdict}", flush=True)
-    print(f"{2 * len(CASES) - failed} passed, {failed} failed")
+    print(f"{2 * len(MODELS) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 

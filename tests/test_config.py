@@ -268,8 +268,8 @@ def test_fresh_config(config: CompilerConfig) -> None:
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
     # 71 of the original, the hidden directory of the summary, strict_converters, native_code,
     # kernel_cache and tuned_kernels, three that only npugraph_ex had, four of capture that are
-    # ours, the timeline and the report, and strict.
-    assert len(list(leaves(config))) == 71 + 1 + 4 + 3 + 4 + 2 + 1 + 1
+    # ours, the timeline and the report, strict, and numerics.
+    assert len(list(leaves(config))) == 71 + 1 + 4 + 3 + 4 + 2 + 1 + 1 + 1
 
 
 def test_assignment_keeps_the_option_object(config: CompilerConfig) -> None:
@@ -693,7 +693,7 @@ def test_export_keys(config: CompilerConfig) -> None:
 
 
 def test_alias_defaults(config: CompilerConfig) -> None:
-    assert len(OPTION_ALIASES) == 23 + 2
+    assert len(OPTION_ALIASES) == 23 + 3
     defaults = config.npugraphex_config.as_dict()
     on = {name for name, value in defaults.items() if value is True}
     assert on == {
@@ -713,6 +713,7 @@ def test_alias_defaults(config: CompilerConfig) -> None:
 
 
 ALIAS_VALUES: dict[str, Any] = {
+    "numerics": "strict",
     "use_graph_pool": (0, 7),
     "capture_limit": 3,
     "super_kernel_optimize_options": {"a": 1},
@@ -940,6 +941,7 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "mode": "max-autotune",
         "post_grad_custom_pre_pass": None,
         "post_grad_custom_post_pass": None,
+        "numerics": "default",
         "graph_dump_type": None,
         "graph_dump_path": ".",
         "data_dump_type": None,
