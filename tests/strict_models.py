@@ -20,7 +20,6 @@ import torchair
 from test_transformers import _GROUPED, _TEXT, CASES, MORE, Case, _decoder, _encoder
 from torchair.verification.judge import same_bits
 
-
 _DECODERS = ("Granite", "Cohere", "Olmo", "Persimmon", "Nemotron", "Glm", "Helium")
 _ENCODERS = ("Camembert", "MPNet", "Ernie", "Data2VecText", "XLMRobertaXL")
 MODELS = {
@@ -62,7 +61,7 @@ def main() -> int:
                 alone = same(case, dtype, "aot_eager")
                 verdict = "OTHER BITS" if alone else "other bits, as aot_eager's"
                 failed += alone
-            print(f"{name:24s} {str(dtype):16s} {verdict}", flush=True)
+            print(f"{name:24s} {dtype!s:16s} {verdict}", flush=True)
     print(f"{2 * len(MODELS) - failed} passed, {failed} failed")
     return 1 if failed else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,16 +139,16 @@ def test_which_operators_keep_bits(given: fx.Node, expected: bool) -> None:
     assert keeps_bits(given) == expected
 
 
-def test_verify_judges_bits_under_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_judges_bits_under_strict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from torchair.convert import interpreter
 
     def model(x: Tensor) -> Tensor:
         return F.gelu(x) * 2
 
     x = torch.randn(40, 41)
-    assert torchair.verify(model, x, config=config("strict"))
+    assert torchair.verify(model, x, config=config("strict"), folder=tmp_path)
     monkeypatch.setattr(interpreter, "keeps_bits", lambda node: True)
-    report = torchair.verify(model, x, config=config("strict"))
+    report = torchair.verify(model, x, config=config("strict"), folder=tmp_path)
     assert not report
     assert "gelu" in str(report) and "other bits" in str(report)
 
