@@ -392,8 +392,8 @@ class _Fuser:
         outside = [d for i, d in enumerate(dims) if i not in reduced]
         if not is_static(inside if self.batch_invariant else dims):  # type: ignore[arg-type]
             return not outside
-        few = self.batch_invariant or numel(outside) < 8  # type: ignore[arg-type]
-        return few and numel(inside) > _LONG_ROW  # type: ignore[arg-type]
+        few = self.batch_invariant or numel(outside) < 8  # type: ignore[arg-type, operator]
+        return few and numel(inside) > _LONG_ROW  # type: ignore[arg-type, operator]
 
     # ---- units into units ----
 
