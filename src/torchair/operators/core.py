@@ -148,8 +148,10 @@ class Order:
         return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
     def _fits(self, t: torch.Tensor) -> bool:
+        if t.is_contiguous() and self.dims == tuple(range(len(self.dims))):
+            return True
         if self.dense and not self.dims:
-            return t.is_contiguous()
+            return False
         own = zip(t.stride(), self.strides(t.shape), t.shape, strict=True)
         if self.dense:
             return all(s == wanted or n == 1 for s, wanted, n in own)

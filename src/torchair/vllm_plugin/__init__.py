@@ -9,7 +9,7 @@ from __future__ import annotations
 PLATFORM = "torchair.vllm_plugin.platform.TorchairCpuPlatform"
 
 
-def platform() -> str | None:
+def choose_platform() -> str | None:
     """The name of our platform where vLLM would choose its own for CPUs; None elsewhere."""
     from vllm.platforms import cpu_platform_plugin
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.aot_compile_types import SerializableCallable
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
@@ -64,9 +65,47 @@ class TorchairCompiler(CompilerInterface):
         return _unboxed(StoredGraph.from_bytes(read_private(Path(path))).load(), graph)
 
 
-def whole_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+class NoPasses:
+    """Stands for vLLM's passes over graphs of inductor, which are for GPUs."""
+
+    def configure(self, config: Any) -> None:
+        """There is nothing to configure."""
+
+    def add(self, graph_pass: Any) -> None:
+        """Passes of users are passes of inductor."""
+        logger.warning("torchair does not run the inductor pass %s", graph_pass)
+
+
+class WholeGraph(SerializableCallable):
+    """What `torch.compile` calls in mode 2, in a form that vLLM keeps for the next start."""
+
+    def __init__(self, call: Callable[..., Any], stored: StoredGraph | None) -> None:
+        self._call, self._stored = call, stored
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: WholeGraph) -> bytes:
+        """The content of a file of ours; SerializationError where no file can hold the graph."""
+        if fn._stored is None:
+            raise SerializationError("the compiled graph is not kept for the next start")
+        return fn._stored.to_bytes()
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> WholeGraph:
+        """The graph of such a content."""
+        stored = StoredGraph.from_bytes(data)
+        runner = stored.load()
+        return cls(lambda *args: runner.run(args), stored)
+
+    def finalize_loading(self, vllm_config: Any) -> None:
+        """Everything is loaded."""
+
+
+def whole_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> WholeGraph:
     """A backend for `torch.compile` with the weights of a model frozen."""
-    return compile_with_aot(gm, example_inputs, _config(), {})
+    return WholeGraph(*compile_graph(gm, example_inputs))
 
 
 def compile_graph(

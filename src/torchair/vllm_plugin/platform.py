@@ -6,12 +6,16 @@ It is loaded while vLLM's configuration is being imported, which is why function
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
+from vllm import envs
 from vllm.platforms.cpu import CpuPlatform
 
 COMPILER = "torchair.vllm_plugin.compiler.TorchairCompiler"
 WHOLE_GRAPH = "torchair.vllm_plugin.compiler.whole_graph"
+NO_PASSES = "torchair.vllm_plugin.compiler.NoPasses"
 _NAMES = ("", "torchair", "npu", COMPILER, WHOLE_GRAPH)
 
 
@@ -35,6 +39,21 @@ class TorchairCpuPlatform(CpuPlatform):
         return COMPILER
 
     @classmethod
+    def get_pass_manager_cls(cls) -> str:
+        return NO_PASSES
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """vLLM looks through all modules for its kernels. llvmlite's library object stops it: any
+        attribute that is asked for is there."""
+        names = [name for name in sys.modules if name.partition(".")[0] == "llvmlite"]
+        hidden = {name: sys.modules.pop(name) for name in names}
+        try:
+            super().register_triton_kernel_overrides()
+        finally:
+            sys.modules.update(hidden)
+
+    @classmethod
     def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
         """Norms, rotary embeddings and activations as torch operators, which we fuse."""
         super().apply_config_platform_defaults(vllm_config)
@@ -53,6 +72,8 @@ class TorchairCpuPlatform(CpuPlatform):
             return
         config.mode = wanted
         config.ir_enable_torch_wrap = False
+        # Kernels lie beside what else vLLM keeps, so that one folder holds all of a warm start.
+        os.environ.setdefault("TORCHAIR_CACHE_DIR", str(Path(envs.VLLM_CACHE_ROOT) / "torchair"))
         if wanted != CompilationMode.VLLM_COMPILE:
             config.backend = WHOLE_GRAPH
             return
