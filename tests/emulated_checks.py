@@ -14,6 +14,7 @@ import threading
 import traceback
 import warnings
 import weakref
+from importlib import import_module
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torch import nn
 from torchair import emulate
 
 equal = torch.testing.assert_close
+NPU_CASES = ("npu_fused_cases", "npu_cache_cases", "npu_state_cases", "npu_latent_cases")
 
 
 def raises(kind, call, *words):
@@ -227,6 +229,16 @@ def eager_custom_operators_run():
 
 
 # ---- files, copies, memory
+
+
+def eager_operators_of_the_npu_library_equal_the_cpu():
+    for module in NPU_CASES:
+        for case in import_module(module).CASES:
+            expected = case.call(*(t.clone() for t in case.inputs))
+            found = case.call(*(t.npu() for t in case.inputs))
+            assert all(t.device.type == "npu" for t in found), case
+            for ours, cpu in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours.cpu(), cpu, msg=lambda m, c=case: f"{c}: {m}")
 
 
 def eager_save_and_load():

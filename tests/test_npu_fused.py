@@ -5,6 +5,7 @@ Dynamo takes most of the time, so many operators are compiled as one graph.
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any
 
@@ -113,6 +114,30 @@ def _targets(case: Case) -> set[Any]:
     with Watch():
         case.call(*copies(case.inputs))
     return seen
+
+
+NATIVE = (
+    "npu_fast_gelu", "fast_gelu_backward", "geglu", "interleave_rope", "add_rms_norm_cast",
+    "apply_rotary-BSND-half", "scatter_pa-norm", "scatter_pa-nz", "scatter_pa-functional",
+)  # fmt: skip
+
+
+def test_generated_code_runs_them(capfd, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_DEBUG", "4")
+    cases = [case for case in CASES if case.name in NATIVE]
+    inputs = [copies(case.inputs) for case in cases]
+    for case, got in zip(cases, compiled(cases, inputs, "max-autotune"), strict=True):
+        assert_close(case, got, case.call(*copies(case.inputs)))
+    text = capfd.readouterr().out
+    assert text.count("PagedUpdate   (it updates memory in place)") == 6
+    assert not re.search(r"^torch  ", text, re.MULTILINE), text
+
+
+def test_a_slot_outside_of_the_pages_stops_a_graph():
+    case = next(c for c in CASES if c.name == "scatter_pa-norm")
+    *tensors, slots = copies(case.inputs)
+    with pytest.raises(Exception, match="PagedUpdate"):
+        compiled([case], [[*tensors, slots + 9]], "max-autotune")
 
 
 # ---- what is refused ----

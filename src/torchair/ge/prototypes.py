@@ -21,6 +21,7 @@ _OWN = """\
 Const		y	value:Tensor _readable_value:Str=null
 TorchCall	x*	y*	target:Str arguments:Str
 TorchUpdate	ref x*	y	target:Str arguments:Str fresh:Bool=false
+PagedUpdate	cache tokens slots	cache	blocked:Bool=false
 ConvGradients	x filter out_backprop	dx dw	strides:ListInt pads:ListInt \
 dilations:ListInt groups:Int data_format:Str
 """

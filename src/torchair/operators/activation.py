@@ -100,6 +100,11 @@ _CUBIC = 0.044715 * _LINEAR  # distribution inside of a sigmoid
 _LARGE = 1e30
 
 
+def gelu_formula(near: bool) -> Callable[[Expr], Expr]:
+    """x times the normal distribution function at x, or what is near to that."""
+    return (lambda x: f.mul(x, _near_normal(x))) if near else (lambda x: op("gelu", x))
+
+
 def _near_normal(x: Expr) -> Expr:
     """(1 + tanh(y / 2)) / 2, which is the sigmoid of y."""
     return f.sigmoid(f.mul(x, f.add(f.mul(f.square(x), _CUBIC), _LINEAR)))
@@ -146,7 +151,7 @@ def _hard_sigmoid_kernel(op: Op) -> Kernel:
 
 _row(
     "GeluV2", call(lambda x, way, **out: _nn.gelu(x, approximate=way, **out), "approximate"),
-    lambda x, way: f.mul(x, _near_normal(x)) if way == "tanh" else op("gelu", x), "approximate",
+    lambda x, way: gelu_formula(way == "tanh")(x), "approximate",
 )  # fmt: skip
 _row(
     "Swish", _swish_kernel,

@@ -12,9 +12,10 @@ from torchair.codegen.numbers import FLOATS
 from torchair.ge.graph import Fact
 from torchair.operators import core
 from torchair.operators import formulas as f
+from torchair.operators.activation import gelu_formula
 from torchair.operators.core import Kernel, Lowering, Op, add_row, call, like, native, same_as
 from torchair.operators.loops import Lowered, LowerOp, Place, broadcast_index
-from torchair.ops.npu import activation
+from torchair.ops.npu import activation, gates
 
 _nn: Any = torch._C._nn
 
@@ -22,10 +23,15 @@ _nn: Any = torch._C._nn
 # ---- halves of one axis ----
 
 
-def _half_rule(op: Op) -> Fact:
+def halved(op: Op, dim: int) -> Fact:
+    """The first input with one dim half as large."""
     dims = list(op.shape("x"))
-    dims[op.attr("dim")] = dims[op.attr("dim")] // 2
+    dims[dim] = dims[dim] // 2
     return Fact(op.dtype("x"), tuple(dims))
+
+
+def _half_rule(op: Op) -> Fact:
+    return halved(op, op.attr("dim"))
 
 
 def _halves(o: LowerOp, place: Place) -> tuple[Expr, Expr]:
@@ -178,3 +184,31 @@ add_row(
     "RotaryPositionEmbeddingGrad", like("dy", "cos", "sin"),
     call(lambda dy, cos, sin, x, mode: activation.rotary_backward(dy, x, cos, sin, mode), _mode),
 )  # fmt: skip
+
+
+# ---- gelu of one half, times the other ----
+
+
+def _geglu_kernel(x: torch.Tensor, dim: int, approximate: int, left: bool) -> Any:
+    return gates.geglu(x, dim, approximate, left)
+
+
+@native(
+    "GeGluV2", lambda op: [_half_rule(op), _half_rule(op)],
+    call(_geglu_kernel, "dim", "approximate", "activate_left"), kind="move", types=FLOATS,
+)  # fmt: skip
+def geglu(o: LowerOp) -> list[Lowered]:
+    """The product, and the half that went through gelu."""
+    formula = gelu_formula(bool(o.attr("approximate")))
+
+    def both(place: Place) -> tuple[Expr, Expr]:
+        first, second = _halves(o, place)
+        return (first, second) if o.attr("activate_left") else (second, first)
+
+    def product(place: Place) -> Expr:
+        chosen, other = both(place)
+        return f.mul(formula(chosen), other)
+
+    shape, dtype = o.out_shape(), o.tensor("x").dtype
+    gelu = Lowered(shape, dtype, lambda place: formula(both(place)[0]))
+    return [Lowered(shape, dtype, product), gelu]

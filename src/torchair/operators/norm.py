@@ -129,7 +129,7 @@ def layer_norm_grad(o: LowerOp) -> list[Lowered | None]:
 # ---- root mean square norm ----
 
 
-def _root_facts(op: Op, port: str) -> list[Fact]:
+def root_facts(op: Op, port: str) -> list[Fact]:
     """The norm of an input, and the inverse root."""
     shape, count = op.shape(port), len(op.shape("gamma"))
     dims = (*shape[: len(shape) - count], *[1] * count)
@@ -146,7 +146,7 @@ def _add_rms_norm(x1: Any, x2: Any, gamma: Any, eps: float) -> tuple[torch.Tenso
     return (*_rms_norm(x, gamma, eps), x)
 
 
-def _over_root(o: LowerOp, x: Lowered, port: str) -> list[Lowered]:
+def over_root(o: LowerOp, x: Lowered, port: str) -> list[Lowered]:
     """Elements over the root of the mean of their squares, and one over that root."""
     squares = f.mean(o, elementwise(f.square, x), _like_gamma(port)(o))
     rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
@@ -154,24 +154,24 @@ def _over_root(o: LowerOp, x: Lowered, port: str) -> list[Lowered]:
 
 
 @native(
-    "RmsNorm", lambda op: _root_facts(op, "x"), call(_rms_norm, "epsilon"), kind="reduce",
+    "RmsNorm", lambda op: root_facts(op, "x"), call(_rms_norm, "epsilon"), kind="reduce",
     domain="x", reduces=_like_gamma("x"),
 )  # fmt: skip
 def rms_norm(o: LowerOp) -> list[Lowered]:
     """The norm and the inverse root."""
-    results = _over_root(o, o.tensor("x"), "x")
+    results = over_root(o, o.tensor("x"), "x")
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate(results)]
 
 
 @native(
-    "AddRmsNorm", lambda op: [*_root_facts(op, "x1"), *like("x1")(op)],
+    "AddRmsNorm", lambda op: [*root_facts(op, "x1"), *like("x1")(op)],
     call(_add_rms_norm, "epsilon"), kind="reduce", domain="x1", reduces=_like_gamma("x1"),
     declines=f.mixed, types=FLOATS,
 )  # fmt: skip
 def add_rms_norm(o: LowerOp) -> list[Lowered]:
     """The same of a sum, and the sum itself."""
     x = elementwise(f.add, o.tensor("x1"), o.tensor("x2"))
-    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate([*_over_root(o, x, "x1"), x])]
+    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate([*over_root(o, x, "x1"), x])]
 
 
 @native(

@@ -49,6 +49,11 @@ def _narrowed(x: Expr, dtype: Element) -> Expr:
     return cast(f.most(f.least(op("round", x), high), low), dtype)
 
 
+def narrowed_byte(x: Expr) -> Expr:
+    """The nearest integer that int8 holds."""
+    return _narrowed(x, "i8")
+
+
 def _along_last(*ports: str) -> Callable[[Op], str | None]:
     """Scales that are broadcast as they are: one, or a row of them."""
 

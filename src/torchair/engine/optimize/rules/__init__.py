@@ -6,10 +6,13 @@ will run it; at a node they are tried in this order.
 
 from torchair.engine.optimize.rules.activation import ACTIVATION_PATTERNS
 from torchair.engine.optimize.rules.attention import ATTENTION_PATTERNS
-from torchair.engine.optimize.rules.leftovers import PRODUCT_PATTERNS, RULES
+from torchair.engine.optimize.rules.caches import CACHE_RULES
+from torchair.engine.optimize.rules.leftovers import PRODUCT_PATTERNS
+from torchair.engine.optimize.rules.leftovers import RULES as LEFTOVERS
 from torchair.engine.optimize.rules.norm import NORM_PATTERNS
 from torchair.engine.optimize.rules.quantised import QUANTISED_PATTERNS
 
+RULES = (*LEFTOVERS, *CACHE_RULES)
 PATTERNS = (
     *NORM_PATTERNS, *ACTIVATION_PATTERNS, *ATTENTION_PATTERNS, *PRODUCT_PATTERNS,
     *QUANTISED_PATTERNS,
