@@ -1041,3 +1041,12 @@ def test_room_imports_only_the_layer_below() -> None:
         for module in imported_modules(file):
             top = module.partition(".")[0]
             assert top in sys.stdlib_module_names or module.startswith(below), (file, module)
+
+
+def test_a_config_shows_the_options_that_are_not_as_usual() -> None:
+    config = CompilerConfig()
+    assert repr(config) == "CompilerConfig()"
+    config.mode = "npugraph_ex"
+    config.debug.graph_dump.type = "py"
+    assert repr(config) == "CompilerConfig(mode='npugraph_ex', debug.graph_dump.type='py')"
+    assert repr(config.debug) == "DebugConfig(graph_dump.type='py')"

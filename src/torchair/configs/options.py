@@ -425,6 +425,13 @@ class Section:
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and _set_leaves(self) == _set_leaves(other)
 
+    def __repr__(self) -> str:
+        """The options that are not as usual."""
+        usual, mine = _set_leaves(type(self)()), _set_leaves(self)
+        changed = {path: value for path, value in mine.items() if usual.get(path) != value}
+        texts = (f"{path}={value!r}" for path, value in changed.items())
+        return f"{type(self).__name__}({', '.join(texts)})"
+
     def as_dict(self, mode: str | None = None) -> EngineOptions:
         """Collect (local options, global options) of this section and those below, for ``mode``."""
         mode = mode or MAX_AUTOTUNE

@@ -309,7 +309,8 @@ class CompiledModel:
         return getattr(self.model, name)
 
     def __repr__(self) -> str:
-        return f"CompiledModel({self.model!r}, {len(self.versions)} compiled)"
+        name = getattr(self.model, "__name__", type(self.model).__name__)
+        return f"CompiledModel({name}, {len(self.versions)} compiled)"
 
     def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         """Compile for calls like this one."""
