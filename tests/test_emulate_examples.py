@@ -58,6 +58,24 @@ def test_example(program, tmp_path):
         check_page("profiling.md", script, done.stdout)
 
 
+BOTH = """
+import torchair.emulate
+torchair.emulate.install()
+import deepseek_mla, qwen3_moe
+qwen3_moe.main("all")
+deepseek_mla.main("all")
+"""
+
+
+def test_decode_steps_give_equal_tokens_in_all_modes(tmp_path):
+    done = run("-c", f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})" + BOTH, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    modes = ("max-autotune", "reduce-overhead", "npugraph_ex")
+    said = [f"{mode} gives the tokens of eager" for mode in modes]
+    lines = done.stdout.splitlines()
+    assert lines[1:4] == lines[5:] == said and lines[0] != lines[4]
+
+
 def check_dump(folder: Path, expected: str) -> None:
     """The dump of the forward graph, with the device names of an NPU."""
     text = first_dump(folder)
