@@ -244,3 +244,37 @@ def test_which_nodes_are_pure(graph):
     known[torch_call(torch.ops.aten.cumsum.default, (x, 0), {}, 1, {})] = True
     known[torch_call(torch.ops.aten.bernoulli.default, (x,), {}, 1, {})] = False
     assert {n: is_pure(n) for n in known} == known
+
+
+# ---- effects that torch orders by tokens
+
+CHECKED = {
+    "cholesky": (torch.linalg.cholesky, -torch.eye(3)),
+    "inverse": (torch.linalg.inv, torch.zeros(3, 3)),
+    "solve": (lambda a: torch.linalg.solve(a, torch.ones(3)), torch.zeros(3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_checks_of_torch_run(name):
+    function, wrong = CHECKED[name]
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="torchair")
+    good = torch.eye(3) * 2
+    torch.testing.assert_close(run(good), function(good))
+    with pytest.raises(torch.linalg.LinAlgError):
+        run(wrong)
+
+
+class OwnError(Exception):
+    """An error that only its library knows."""
+
+
+def test_errors_of_foreign_operators_keep_their_class():
+    def refuse(x, n):
+        raise OwnError("not today")
+
+    _define("refuse(Tensor x, int n) -> Tensor", refuse, _like)
+    torch._dynamo.reset()
+    with pytest.raises(OwnError, match="not today"):
+        torch.compile(lambda x: ops.refuse(x, 1), backend="torchair")(torch.ones(2))

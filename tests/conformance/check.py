@@ -76,13 +76,13 @@ def check(case: Case, call: Call, numerics: Numerics = "default") -> Outcome:
         return Outcome(case, UNTRACEABLE, f"eager: {_line(e)}")
     with watch() as seen:
         try:
-            got = _evaluate(case, _compiled(case, call, _ours(numerics)), call)
+            got = _evaluate(case, _compiled(case, call, our_compiler(numerics)), call)
             if numerics == "strict":
                 _compare_bits(case, got, expected)
             else:
                 _compare(case, call, got, expected, seen)
             if seen.random and numerics == "default":
-                again = _evaluate(case, _compiled(case, call, _ours()), call)
+                again = _evaluate(case, _compiled(case, call, our_compiler()), call)
                 _compare(case, call, again, got, None)
             if seen.errors:
                 raise Mismatch(seen.errors[0])
@@ -97,7 +97,7 @@ def _blame(
     """Ours is wrong; so it is a failure unless AOTAutograd alone is wrong as well."""
     if not seen.errors:
         try:
-            got = _evaluate(case, _compiled(case, call, _eager), call)
+            got = _evaluate(case, _compiled(case, call, eager_compiler), call)
             if numerics == "strict":
                 _compare_bits(case, got, expected)
             else:
@@ -119,14 +119,14 @@ def _outcome(case: Case, status: str, reason: str, seen: Seen) -> Outcome:
 # ---- running ----
 
 
-def _ours(numerics: Numerics = "default") -> Callable[..., Any]:
+def our_compiler(numerics: Numerics = "default") -> Callable[..., Any]:
     config = torchair.CompilerConfig()
     config.numerics = numerics
     compiler = torchair.get_compiler(config)
     return lambda gm, inputs: boxed(compiler(gm, inputs))
 
 
-def _eager(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def eager_compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     return boxed(gm.forward)
 
 

@@ -112,16 +112,18 @@ def _row(table: Table, name: str, outcomes: Sequence[Outcome]) -> None:
     table.add_row(name, str(len(outcomes)), *(str(count[s]) for s in STATES), share)
 
 
-def show_verdict(verdict: Verdict, console: Console, most: int = 60) -> None:
+def show_verdict(
+    verdict: Verdict, console: Console, listed: str = KNOWN.name, most: int = 60
+) -> None:
     """Everything that is not as listed."""
     for outcome in verdict.new[:most]:
         console.print(f"[red]new failure[/] {outcome.case}: {outcome.reason}", highlight=False)
     if len(verdict.new) > most:
         console.print(f"[red]and {len(verdict.new) - most} more[/]")
     for case in verdict.stale[:most]:
-        console.print(f"[yellow]passes now, remove from {KNOWN.name}[/] {case}", highlight=False)
+        console.print(f"[yellow]passes now, remove from {listed}[/] {case}", highlight=False)
     if verdict.good:
-        console.print(f"[green]as expected[/]: every failure is listed in {KNOWN.name}")
+        console.print(f"[green]as expected[/]: every failure is listed in {listed}")
 
 
 def as_json(outcomes: Iterable[Outcome]) -> str:

@@ -14,9 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import torchair.convert
 from torchair.configs.options import Numerics
 
+from . import errors, types
 from .cases import DTYPES, MODES, Group, groups
 from .check import FAILED, Outcome
-from .report import as_json, judge, proven_text, read_known, show, show_verdict
+from .report import KNOWN, as_json, judge, proven_text, read_known, show, show_verdict
 from .workers import Limits, run_all
 
 PROVEN = Path(torchair.convert.__file__).with_name("proven.txt")
@@ -33,6 +34,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--grad", action="store_true", help="gradients instead of values")
     parser.add_argument("--dynamic", action="store_true", help="values, with symbolic sizes")
     parser.add_argument("--strict", action="store_true", help="strict numerics: eager's bits")
+    parser.add_argument("--errors", action="store_true", help="what eager refuses, nothing else")
     parser.add_argument("--all", action="store_true", help="values in both ways, and gradients")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="subprocesses")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for an operator")
@@ -45,9 +47,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def choose(options: argparse.Namespace) -> list[Group]:
     """The groups that the options ask for."""
+    if options.errors:
+        return _part([*errors.groups(), *types.groups()], options)
     asked = [mode for mode in ("dynamic", "grad") if getattr(options, mode)]
     modes = MODES if options.all else asked or ["forward"]
     found = [g for mode in modes for g in groups(mode, options.dtypes)]
+    return _part(found, options)
+
+
+def _part(found: list[Group], options: argparse.Namespace) -> list[Group]:
     if options.ops:
         found = [g for g in found if any(fnmatch.fnmatch(g.op, p) for p in options.ops)]
     k, n = (int(part) for part in options.slice.split("/"))
@@ -60,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.record and (options.ops or not options.all):
         raise SystemExit("--record needs the whole run: --all, and no operator names")
     console = Console()
-    known = read_known()
+    listed = errors.EXCUSED if options.errors else KNOWN
+    known = read_known(listed)
     outcomes = _run(choose(options), options, console)
     if options.json:
         options.json.write_text(as_json(outcomes), encoding="utf-8")
@@ -70,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(outcomes, console)
         return _show_other_bits(outcomes, console)
     verdict = judge(outcomes, known)
-    show_verdict(verdict, console)
-    show(outcomes, console)
+    show_verdict(verdict, console, listed.name)
+    (errors.show if options.errors else show)(outcomes, console)
     return 0 if verdict.good else 1
 
 

@@ -16,9 +16,12 @@ import torch
 
 from torchair.configs.options import Numerics
 
+from . import errors, types
 from .cases import Case, Group, calls
 from .check import FAILED, UNTRACEABLE, Outcome, check
 
+REFUSED = {errors.MODE: errors.outcomes, types.MODE: types.outcomes}
+"""What tries calls that eager refuses, by mode."""
 Done = tuple[Group, list[Outcome]]
 
 
@@ -130,6 +133,9 @@ def _work(pipe: Connection) -> None:
 
 
 def _answers(group: Group, limits: Limits) -> Iterator[int | Outcome]:
+    if group.mode in REFUSED:
+        yield from REFUSED[group.mode](group)
+        return
     try:
         found = calls(group, limits.samples)
     except Exception as e:  # some need packages that are not here

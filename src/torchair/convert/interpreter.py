@@ -22,9 +22,11 @@ from torchair.convert.automatic import attach_rule, automatic_entry
 from torchair.convert.control import value_of
 from torchair.convert.exact import keeps_bits
 from torchair.convert.generic import FUNCTIONALIZED, Opaque, Scalar, generic_update, torch_call
+from torchair.convert.refusals import mixes_types
 from torchair.convert.registry import Decline, Registration, find
 from torchair.convert.results import SYMBOLS, Results, bases, creator, may_be, spec_of
 from torchair.convert.shape import ViewFolder
+from torchair.convert.tokens import NO_TOKEN, WITH_EFFECTS, call_of, is_token
 from torchair.errors import ConversionError
 from torchair.fallbacks import Fallback, note
 from torchair.fx.passes.memory import is_bent
@@ -88,6 +90,7 @@ class GraphConverter:
         self._arg_of: dict[fx.Node, int] = {}
         self._fake_mode: Any = None
         self._bases = bases(gm)  # nodes whose dims nobody guards
+        self._last_effect: Node | None = None  # of those that torch orders by tokens
         self._pending: dict[fx.Node, Value] = {}  # arguments that are not as they lie in memory
 
     def run(self, *example_inputs: Any) -> Conversion:
@@ -116,7 +119,9 @@ class GraphConverter:
         self._arg_of[node] = arg
         self.signature.arguments = arg + 1
         meta = node.meta.get("val", example)
-        if isinstance(meta, torch.Tensor):
+        if is_token(node):
+            self._env[node] = ValuePack(meta, NO_TOKEN)
+        elif isinstance(meta, torch.Tensor):
             data = self._tensor_input(node, arg, meta)
             self._env[node] = ValuePack(meta, self._resolved(node, data) if is_bent(meta) else data)
         elif isinstance(meta, (*SYMBOLS, *NUMBERS)):
@@ -250,6 +255,8 @@ class GraphConverter:
             return self._air(node)
         if target is aten.copy_.default and node.args[0] in self._pending:
             return self._update_pending(node)
+        if target is WITH_EFFECTS:
+            return self._with_effect(node, meta)
         if target is operator.getitem:
             return self._packed(node.args[0])[self._packed(node.args[1])]
         if isinstance(meta, NUMBERS):
@@ -265,7 +272,7 @@ class GraphConverter:
         if self._exact and not keeps_bits(node):
             return self._generic(node, meta)
         placed = _offset_of(node) is not None and self._begins_anywhere(node)
-        if entry is None or (placed and not entry.by_user):
+        if entry is None or (not entry.by_user and (placed or mixes_types(node, self._meta_of))):
             return self._generic(node, meta)
         return self._convert(node, entry, meta)
 
@@ -374,17 +381,28 @@ class GraphConverter:
             metas.update((v, m) for v, m in known if isinstance(m, torch.Tensor))
             return found
 
-        args, kwargs = fx.map_arg((node.args, node.kwargs), argument)
+        target, args, kwargs = call_of(node)
+        args, kwargs = fx.map_arg((args, kwargs), argument)
         if changes and (found := self._functional(node, kwargs, metas)) is not None:
             return found
         if self._begins_anywhere(node):
             return self._read_of_argument(node, meta, argument)
         if _reads_raw_memory(node):
             raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
-        made = torch_call(node.target, args, kwargs, _places(meta), metas, self._exact)
-        if meta is None or _mutates(node.target):
+        made = torch_call(target, args, kwargs, _places(meta), metas, self._exact)
+        if meta is None or _mutates(target):
             self.graph.keep_alive.append(made)
         return _fill(meta, iter(made.outputs))
+
+    def _with_effect(self, node: fx.Node, meta: Any) -> Any:
+        """A call that stays, after the one before it that has an effect."""
+        results = self._generic(node, meta[1:])
+        made = self.graph.nodes[-1]
+        if self._last_effect is not None:
+            made.after(self._last_effect)
+        self._last_effect = made
+        self.graph.keep_alive.append(made)
+        return [NO_TOKEN, *results]
 
     def _begins_anywhere(self, node: fx.Node) -> bool:
         """Whether a node reads memory of an argument by `as_strided`. Nobody guards where arguments

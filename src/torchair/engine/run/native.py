@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -45,15 +45,21 @@ class StepError(GraphError):
         super().__init__(f"{node.type} failed: {error}", node=f"{node.name} ({source})")
 
 
-_KINDS = (IndexError, ValueError, TypeError, NotImplementedError, AssertionError, ZeroDivisionError)
-_ERRORS = {kind: type(f"Step{kind.__name__}", (StepError, kind), {}) for kind in _KINDS}
-"""Step errors that are what eager raises as well."""
+@cache
+def _step_error(kind: type[Exception]) -> type[StepError]:
+    """Step errors that are what eager raises as well."""
+    if issubclass(StepError, kind):
+        return StepError
+    return type(f"Step{kind.__name__}", (StepError, kind), {})
 
 
 def explain(step: Step, error: Exception) -> StepError:
-    """The error to raise for what a step raised, of the same builtin class."""
-    made = next((e for kind, e in _ERRORS.items() if isinstance(error, kind)), StepError)
-    return made(step, error)
+    """The error to raise for what a step raised, of the same class."""
+    try:
+        kind: Any = type(error)
+        return _step_error(kind)(step, error)
+    except Exception:  # a class of somebody else may take other arguments than a text
+        return StepError(step, error)
 
 
 _SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory for ever
