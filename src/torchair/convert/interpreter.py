@@ -19,13 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torchair import ge
 from torchair.convert.air import Scopes
 from torchair.convert.automatic import attach_rule, automatic_entry
-from torchair.convert.control import value_of
 from torchair.convert.exact import keeps_bits
 from torchair.convert.generic import FUNCTIONALIZED, Opaque, Scalar, generic_update, torch_call
 from torchair.convert.refusals import mixes_types
 from torchair.convert.registry import Decline, Registration, find
 from torchair.convert.results import SYMBOLS, Results, bases, creator, may_be, spec_of
 from torchair.convert.shape import ViewFolder
+from torchair.convert.strided import number, offset_of, place_in_argument, reads_raw_memory
 from torchair.convert.tokens import NO_TOKEN, WITH_EFFECTS, call_of, is_token
 from torchair.errors import ConversionError
 from torchair.fallbacks import Fallback, note
@@ -35,7 +35,7 @@ from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, Value
 from torchair.ge.prototypes import is_users
-from torchair.ge.shapes import Dim, Sym, from_torch, symbol
+from torchair.ge.shapes import Sym, from_torch, symbol
 from torchair.ge.signature import Conversion, InputSource, Signature
 from torchair.log import logger
 from torchair.operators.core import SIDE_EFFECTS
@@ -271,7 +271,7 @@ class GraphConverter:
             return target(*self._packed(node.args), **self._packed(dict(node.kwargs)))
         if self._exact and not keeps_bits(node):
             return self._generic(node, meta)
-        placed = _offset_of(node) is not None and self._begins_anywhere(node)
+        placed = offset_of(node) is not None and self._begins_anywhere(node)
         if entry is None or (not entry.by_user and (placed or mixes_types(node, self._meta_of))):
             return self._generic(node, meta)
         return self._convert(node, entry, meta)
@@ -387,7 +387,7 @@ class GraphConverter:
             return found
         if self._begins_anywhere(node):
             return self._read_of_argument(node, meta, argument)
-        if _reads_raw_memory(node):
+        if reads_raw_memory(node):
             raise self._error(node, f"{name} on a computed tensor depends on its memory layout")
         made = torch_call(target, args, kwargs, _places(meta), metas, self._exact)
         if meta is None or _mutates(target):
@@ -414,14 +414,14 @@ class GraphConverter:
 
     def _read_of_argument(self, node: fx.Node, meta: torch.Tensor, value: Any) -> Value:
         """What `as_strided` finds in the memory of an argument, where that lies in each call."""
-        owner, offset, after = _place_in_argument(node, self._meta_of)
+        owner, offset, after = place_in_argument(node, self._meta_of)
         if self._meta_of(owner).dtype != meta.dtype:
             raise self._error(node, f"{node.target} of an argument that is seen as another type")
         size, stride = (list(fx.map_arg(a, value)) for a in node.args[1:3])  # type: ignore[arg-type]
         read_from = self._pending.get(owner) or value(owner)
         given = [read_from, size, stride, fx.map_arg(offset, value)]
         if after != 0:  # nobody knows yet where that is: the second of two windows
-            given[1:3] = [2, *size], [_number(after), *stride]
+            given[1:3] = [2, *size], [number(after), *stride]
         (read,) = torch_call(node.target, given, {}, 1, {}).outputs
         if after == 0:
             return read
@@ -521,43 +521,6 @@ def _all_empty(meta: Any) -> bool:
         isinstance(m, torch.Tensor) and all(isinstance(d, int) for d in m.shape) and 0 in m.shape
         for m in leaves
     )
-
-
-def _reads_raw_memory(node: fx.Node) -> bool:
-    """as_strided counts in the storage that eager would have; only inputs have that one here."""
-    sources: Any = node.args[:1]
-    named = str(node.target).startswith("aten.as_strided")
-    if node.target is FUNCTIONALIZED:
-        sources = node.kwargs["_all_bases"]
-        named = any(k.endswith("_storage_offset") for k in node.kwargs)
-    return named and any(isinstance(s, fx.Node) and s.op != "placeholder" for s in sources)
-
-
-def _place_in_argument(
-    node: fx.Node, meta_of: Callable[[fx.Node], Any]
-) -> tuple[fx.Node, Any, Dim]:
-    """Where `as_strided` begins to read: an argument, and the offset in its memory, or if that is
-    None how many elements after the argument begins."""
-    source: Any = node.args[0]
-    owner = creator(source, meta_of)
-    if (offset := _offset_of(node)) is not None:
-        return owner, offset, 0
-    start = from_torch(meta_of(source).storage_offset())
-    while source is not owner:
-        if _offset_of(source) is not None:
-            return owner, _number(start), 0
-        source = source.args[0]
-    return owner, None, start - from_torch(meta_of(owner).storage_offset())
-
-
-def _offset_of(node: fx.Node) -> Any:
-    if node.target is not aten.as_strided.default:
-        return None
-    return node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
-
-
-def _number(dim: Dim) -> Any:
-    return dim if isinstance(dim, int) else Scalar(value_of(dim))
 
 
 def _mutates(target: Any) -> bool:
