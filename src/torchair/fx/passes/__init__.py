@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import fx
 
-from torchair.fx.passes import allocation, builtin, inplace, streams, user
-from torchair.passes import Handler, Pass
+from torchair.fx.passes import allocation, builtin, fused, inplace, streams, user
+from torchair.passes import NO_CONTEXT, FxContext, Handler, Pass
 
 
-def _apply_patterns(gm: fx.GraphModule) -> None:
+def _apply_patterns(gm: fx.GraphModule, context: FxContext = NO_CONTEXT) -> None:
+    fused.join_npu_operators(gm, context)
     if user.REGISTERED or user.WAITING:
         user.apply_pattern_passes(gm)
 
