@@ -57,6 +57,6 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     text = str(error)
-    if text and isinstance(error, OSError | RuntimeError | ValueError):
+    if text and isinstance(error, ImportError | OSError | RuntimeError | ValueError):
         return text
     return f"{type(error).__name__}: {text} (`torchair --traceback ...` shows where)"

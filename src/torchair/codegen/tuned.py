@@ -7,7 +7,6 @@ Whatever is wrong with a file costs its contents, with one warning, never a resu
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import sqlite3
 import warnings
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from torchair.codegen.target import Way
 from torchair.fallbacks import Fallback, note
+from torchair.versions import __version__
 
 NAME = "torchair_tuned.sqlite"
 """Name of the file in a folder for it."""
@@ -49,13 +49,9 @@ class DamagedFile(Exception):
     """A file that holds no results of tuning."""
 
 
-@cache
 def version() -> str:
     """The version of this package."""
-    try:
-        return importlib.metadata.version("torchair")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    return __version__
 
 
 def hash_of(request: object) -> str:

@@ -7,7 +7,6 @@ file, or hands in the key that it was signed with; else kernels are compiled her
 from __future__ import annotations
 
 import hashlib
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from torchair.errors import InputError, SerializationError
 from torchair.log import logger, warn_once
 from torchair.serde.air import is_signed, read_code
 from torchair.store import FilePath
+from torchair.versions import __version__
 
 _LEAST = 16  # bytes of a key
 
@@ -77,7 +77,7 @@ def code_for(
 
 def _compare_versions(path: FilePath, code: Code) -> None:
     """Kernels are found by their text, which another version may write otherwise."""
-    theirs, ours = code.notes.get("torchair"), metadata.version("torchair")
+    theirs, ours = code.notes.get("torchair"), __version__
     if theirs != ours:
         warn_once(
             f"{Path(path).name} was made by torchair {theirs}, this is {ours}: it may lack kernels"

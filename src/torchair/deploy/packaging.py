@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from torchair.errors import GraphError, SerializationError
 from torchair.log import logger
 from torchair.serde.air import add_code
 from torchair.store import FilePath, private_dir
+from torchair.versions import __version__
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -68,7 +68,7 @@ def package(
 
 
 def _notes(frozen_parameter: bool) -> dict[str, Any]:
-    return {"frozen_parameter": frozen_parameter, "torchair": metadata.version("torchair")}
+    return {"frozen_parameter": frozen_parameter, "torchair": __version__}
 
 
 def _model_file(model: Any, target: Path, trust: bool) -> Path:

@@ -40,6 +40,7 @@ from torchair.log import EVENT_LEVEL, logger
 from torchair.runner import GmRunner
 from torchair.store import atomic_write, private_dir
 from torchair.trace import Trace
+from torchair.versions import __version__
 
 if TYPE_CHECKING:
     from torchair.deploy.runnable import Runnable
@@ -62,11 +63,11 @@ _DIGEST = 32
 def library_versions() -> dict[str, str]:
     """Versions of all that a compiled graph follows from."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("torchair", "llvmlite"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "unknown"
+    found["torchair"] = __version__
+    try:
+        found["llvmlite"] = metadata.version("llvmlite")
+    except metadata.PackageNotFoundError:
+        found["llvmlite"] = "unknown"
     return found
 
 

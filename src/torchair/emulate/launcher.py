@@ -28,6 +28,7 @@ from torchair.emulate.state import STATE
 from torchair.errors import CommandError
 from torchair.ops.npu import real_package
 from torchair.process import processor
+from torchair.versions import __version__
 
 if TYPE_CHECKING:
     from torchair.explanation.api import Collector
@@ -148,7 +149,7 @@ def _follow_processes() -> None:
 # ---- what was compiled in a process (`--explain`), and what it runs on (`env`) ----
 
 
-_PACKAGES = ("torchair", "torch", "llvmlite", "numpy", "protobuf", "transformers")
+_PACKAGES = ("torch", "llvmlite", "numpy", "protobuf", "transformers")
 _VARIABLES = ("TORCHAIR_", "TNG_", "TORCH_COMPILE", "TORCHDYNAMO_", "ASCEND_", "OMP_NUM_THREADS")
 
 
@@ -193,7 +194,8 @@ def environment() -> str:
     """What a bug report should say about this machine and this installation."""
     there, reason = torch.cuda.is_available(), emulate.why_not()
     chip = processor() or platform.processor() or platform.machine()
-    rows = [("python", f"{platform.python_version()} ({sys.executable})")]
+    rows = [("torchair", __version__)]
+    rows += [("python", f"{platform.python_version()} ({sys.executable})")]
     rows += [(name, version) for name in _PACKAGES if (version := _version(name)) is not None]
     rows += [
         ("system", platform.platform()),
