@@ -102,7 +102,7 @@ MX = [
                 x.view(torch.float8_e4m3fn) if kind == E4M3 else x, s, dst_type=6, src_type=kind
             ),
             codes,
-            lambda x, s, name=name: formats.mx_product(_unpaired(x, name), s, name),
+            lambda x, s, name=name: formats.mx_product(unpaired(x, name), s, name),
         )
         for kind, name, codes in (
             (kind, name, tuple(t.to(torch.uint8) for t in formats.mx(_X, name)))
@@ -112,8 +112,8 @@ MX = [
 ]
 
 
-def _unpaired(bytes_: Tensor, name: str) -> Tensor:
-    if name == "e4m3":
+def unpaired(bytes_: Tensor, name: str) -> Tensor:
+    if not name.startswith(("e2", "e1")):
         return bytes_
     return torch.stack([bytes_ % 16, bytes_ // 16], -1).flatten(-2)
 

@@ -11,7 +11,7 @@ import npu_expert_references as experts
 import npu_format_references as formats
 import npu_references as reference
 from npu_cases import BF16, F16, HALF, Case, npu, randint, randn
-from npu_mx_cases import E2M1, E4M3, E5M2, HIF8, as_bytes
+from npu_mx_cases import E2M1, E4M3, E5M2, HIF8, as_bytes, unpaired
 
 Tensor = torch.Tensor
 product = reference.product
@@ -24,8 +24,8 @@ def _silu(v: Tensor) -> Tensor:
 def _mx(x: Tensor, name: str, axis: int = -1) -> tuple[Tensor, Tensor, Tensor]:
     """Bytes, scales, and what they stand for."""
     codes, scales = formats.mx(x, name, axis)
-    moved = codes.movedim(axis, -1), scales.movedim(axis % x.dim(), -2)
-    values = formats.mx_product(*moved, name).movedim(-1, axis)
+    plain = unpaired(codes, name).movedim(axis, -1)
+    values = formats.mx_product(plain, scales.movedim(axis % x.dim(), -2), name).movedim(-1, axis)
     return codes.to(torch.uint8), scales.to(torch.uint8), values
 
 
@@ -416,6 +416,91 @@ def _ffn(x: Tensor, v: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return product(_silu(gate) * value, w)
 
 
+# ---- operands of narrow floats ----
+
+_A8 = _mx(randn(5, 70), "e4m3")
+_B8 = _mx(randn(70, 6, seed=1), "e5m2", 0)
+_A4 = _mx(randn(5, 64), "e2m1")
+_B4 = _mx(randn(6, 64, seed=1), "e2m1")
+
+
+def _f8(x: Tensor, kind: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+    return x.view(kind)
+
+
+def _of_tiles(scale: Tensor) -> Tensor:
+    return scale.double().repeat_interleave(4, 0).repeat_interleave(4, 1)
+
+
+FLOATS = [
+    Case(
+        "quant_matmul-mx",
+        lambda a, b, s, t: npu.npu_quant_matmul(
+            _f8(a), _f8(b, torch.float8_e5m2), t, pertoken_scale=s, scale_dtype=293,
+            pertoken_scale_dtype=293, group_sizes=[1, 1, 32], output_dtype=torch.float32,
+        ),
+        (_A8[0], _B8[0], _A8[1], _B8[1]),
+        lambda a, b, s, t: product(_A8[2], _B8[2]),
+        generic=True,
+    ),
+    Case(
+        "quant_matmul-float4",
+        lambda a, b, s, t: npu.npu_quant_matmul(
+            a, b.t(), t.transpose(0, 1), pertoken_scale=s, scale_dtype=293,
+            pertoken_scale_dtype=293, x1_dtype=E2M1, x2_dtype=E2M1, output_dtype=torch.float32,
+        ),
+        (_A4[0], _B4[0], _A4[1], _B4[1]),
+        lambda a, b, s, t: product(_A4[2], _B4[2].t()),
+        generic=True,
+    ),
+    Case(
+        "quant_matmul-float8",
+        lambda a, b, s, t, c: npu.npu_quant_matmul(
+            _f8(a), _f8(b), t, pertoken_scale=s, bias=c, output_dtype=torch.bfloat16
+        ),
+        (_A8[0], _mx(randn(70, 6), "e4m3", 0)[0], randn(5), randn(6) / 100, randn(6)),
+        lambda a, b, s, t, c: product(_f8(a).double(), _f8(b).double()) * s.double()[:, None]
+        * t.double() + c.double(),
+        rough=0.05,
+    ),
+    Case(
+        "quant_matmul-tiles",
+        lambda a, b, s, t: npu.npu_quant_matmul(
+            _f8(a), _f8(b), t, pertoken_scale=s, group_sizes=[1, 4, 4],
+            output_dtype=torch.float32,
+        ),
+        (_A8[0][:, :8].contiguous(), _A8[0].t()[:8, :4].contiguous(), randn(5, 2), randn(2, 1)),
+        lambda a, b, s, t: product(
+            _f8(a).double() * s.double().repeat_interleave(4, 1), _f8(b).double() * _of_tiles(t)
+        ),
+        generic=True,
+    ),
+    Case(
+        "quant_matmul-hifloat8",
+        lambda a, b, s: npu.npu_quant_matmul(
+            a, b, s, x1_dtype=HIF8, x2_dtype=HIF8, output_dtype=torch.float32
+        ),
+        (torch.full((2, 4), 0x0C, dtype=torch.uint8), torch.full((4, 3), 0x08, dtype=torch.uint8),
+         torch.tensor([1.0, 2.0, 3.0])),
+        lambda a, b, s: (6 * s.double()).expand(2, 3),
+        generic=True,
+    ),
+    Case(
+        "grouped_matmul-mx",
+        lambda x, w, s, t, g: npu.npu_grouped_matmul(
+            [_f8(x)], [_f8(w)], scale=[s], per_token_scale=[t], group_list=g, group_type=0,
+            split_item=3, scale_dtype=293, per_token_scale_dtype=293, output_dtype=torch.float32,
+        ),
+        (
+            _MXX, torch.stack([w[0] for w in _MXW]), torch.stack([w[1] for w in _MXW]), _MXXS,
+            _GROUPS,
+        ),
+        lambda x, w, s, t, g: _mx_experts(),
+        generic=True,
+    ),
+]  # fmt: skip
+
+
 # ---- values scaled to narrow types and back ----
 
 
@@ -679,5 +764,5 @@ SAMPLING = [
 ]  # fmt: skip
 
 CASES = [
-    *TRANSPOSED, *FUSED, *DEQUANT, *ADDED, *IN_PLACE, *GROUPED, *SCALED, *BLOCKS, *SAMPLING
+    *TRANSPOSED, *FUSED, *DEQUANT, *ADDED, *IN_PLACE, *GROUPED, *FLOATS, *SCALED, *BLOCKS, *SAMPLING
 ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Any, TypeGuard
 
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 
 from torchair.ops.npu import library
 from torchair.ops.npu.library import NpuOperators, refuse, refuse_given, unpack_int4, wide, wrong
-from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
+from torchair.ops.npu.operands import format_of_operand, scaled_values
+from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS, PACKED_SCALES, scale_values
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
-_PACKED_SCALES = (torch.int64, torch.uint64)
 
 
 # ---- shared with grouped products ----
@@ -30,18 +30,10 @@ def exact_product(x1: Tensor, x2: Tensor) -> Tensor:
     return x1.to(kind) @ x2.to(kind)
 
 
-def scale_values(scale: Tensor) -> Tensor:
-    """Scales as float32. In integers of 64 bits the lower half is the pattern of a float."""
-    if scale.dtype in _PACKED_SCALES:
-        low = scale.view(torch.int64) & 0xFFFFFFFF
-        return low.to(torch.int32).view(torch.float32)
-    return scale.to(torch.float32)
-
-
 def pattern_offsets(scale: Tensor, given: Tensor | None) -> Tensor | None:
     """What is added to results of int8: offsets that were given, or else those that scales of 64
     bits hold above the pattern of the float, nine bits with a sign."""
-    if given is not None or scale.dtype not in _PACKED_SCALES:
+    if given is not None or scale.dtype not in PACKED_SCALES:
         return given
     return (scale.view(torch.int64) << 64 - OFFSET_BIT - OFFSET_BITS) >> 64 - OFFSET_BITS
 
@@ -126,9 +118,56 @@ def quant_matmul_type(output_dtype: int | torch.dtype | None) -> torch.dtype:
     return library.known_type("npu_quant_matmul", "output_dtype", code, RESULTS)
 
 
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOAT4 = 296  # two to a byte
+
+
+def _of_floats(x1: Any, types: dict[str, Any]) -> bool:
+    """Whether operands are floats of four or eight bits."""
+    return x1.dtype in _FLOAT8 or types.get("x1_dtype") is not None
+
+
+def _float_product(
+    x1: Tensor, x2: Tensor, scale: Tensor, rows: Tensor | None, bias: Tensor | None,
+    types: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """A product of narrow floats: with scales of columns and rows, shared ones of blocks of
+    features, or those of tiles that `group_sizes` tells."""
+    name = "npu_quant_matmul"
+    left = format_of_operand(name, "x1_dtype", x1, types.get("x1_dtype"))
+    right = format_of_operand(name, "x2_dtype", x2, types.get("x2_dtype"))
+    turned = types.get("x2_dtype") == _FLOAT4 and bool(x2.shape[-2] == x1.shape[-1])
+    code = types.get("scale_dtype")
+    if turned:  # packed along the features that are summed over
+        b, columns_ = scaled_values(x2.transpose(-1, -2), right, scale.transpose(-3, -2), code, -1)
+        b = b.transpose(-1, -2)
+    else:
+        b, columns_ = scaled_values(x2, right, scale, code, -2)
+    a, of_rows = scaled_values(x1, left, rows, types.get("pertoken_scale_dtype"), -1)
+    if types.get("group_sizes") and columns_ is not None:
+        b, columns_ = _tiled(b, columns_), None
+        a, of_rows = (a if of_rows is None else _tiled(a, of_rows)), None
+    y = a @ b
+    y = y if columns_ is None else y * columns_
+    y = y if of_rows is None else y * of_rows.reshape(*of_rows.shape[: y.dim() - 1], 1)
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def _tiled(values: Tensor, scales: Tensor) -> Tensor:
+    """A matrix times the scales of its tiles, all of one size but the last ones."""
+    for dim in (-2, -1):
+        size = -(-values.shape[dim] // scales.shape[dim])
+        scales = scales.repeat_interleave(size, dim).narrow(dim, 0, values.shape[dim])
+    return values * scales
+
+
 def _fake_quant_matmul(
     x1: Tensor, x2: Tensor, scale: Tensor, *, output_dtype: int | None = None, **others: Any
 ) -> Tensor:
+    if others.get("x2_dtype") == _FLOAT4:
+        turned = bool(x2.shape[-2] == x1.shape[-1])
+        dims = [*x1.shape[:-1], x2.shape[-1] * (1 if turned else 2)]
+        return x1.new_empty(dims, dtype=quant_matmul_type(output_dtype))
     features = x1.shape[-1] * (library.INT4_IN_INT32 if x1.dtype == torch.int32 else 1)
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     dims = [*batch, x1.shape[-2], columns(x2, features)]
@@ -147,8 +186,11 @@ def _quant_matmul(
     pertoken_scale: Tensor | None = None, bias: Tensor | None = None,
     output_dtype: int | None = None, **others: Any,
 ) -> Tensor:  # fmt: skip
-    refuse_given("npu_quant_matmul", **others)
     kind = quant_matmul_type(output_dtype)
+    if _of_floats(x1, others):
+        refuse_given("npu_quant_matmul", y_scale=others.get("y_scale"), offset=offset)
+        return finished(_float_product(x1, x2, scale, pertoken_scale, bias, others), kind)
+    refuse_given("npu_quant_matmul", **others)
     if offset is not None and kind != torch.int8:
         raise wrong("npu_quant_matmul", "offset", "belongs to a result of int8")
     return quant_matmul(x1, x2, scale, offset, bias, pertoken_scale, kind)
@@ -265,6 +307,7 @@ class Grouped:
     group_list_type: int = ENDS
     act_type: int = 0
     dtype: torch.dtype | None = None
+    types: Mapping[str, Any] = field(default_factory=dict)  # numbers that name types of operands
 
     def run(self) -> list[Tensor]:
         """The results."""
@@ -309,6 +352,8 @@ class Grouped:
     def _product(self, x: Tensor, group: int, tokens: Tensor | None) -> Tensor:
         weight = self._of(self.weight, group)
         assert weight is not None
+        if x.dtype in _FLOAT8 or self.types.get("x_dtype") is not None:
+            return self._float_product(x, weight, group, tokens)
         weight = unpacked_weight(weight, x.shape[-1])
         factors = self._of(self.antiquant_scale, group)
         if factors is not None:
@@ -316,6 +361,24 @@ class Grouped:
         total, bias = exact_product(x, weight), self._of(self.bias, group)
         values = _scaled(total, bias, self._of(self.scale, group), tokens)
         return finished(_ACTIVATIONS[self.act_type](values), self.dtype or x.dtype)
+
+    def _float_product(
+        self, x: Tensor, weight: Tensor, group: int, tokens: Tensor | None
+    ) -> Tensor:
+        """A product of narrow floats, with scales of columns and rows or shared ones of blocks."""
+        kinds = (
+            format_of_operand(NAME, "x_dtype", x, self.types.get("x_dtype")),
+            format_of_operand(NAME, "weight_dtype", weight, self.types.get("weight_dtype")),
+        )
+        codes = self.types.get("per_token_scale_dtype"), self.types.get("scale_dtype")
+        a, rows = scaled_values(x, kinds[0], tokens, codes[0], -1)
+        b, of_columns = scaled_values(weight, kinds[1], self._of(self.scale, group), codes[1], 0)
+        y = a @ b
+        y = y if of_columns is None else y * of_columns.reshape(-1)
+        y = y if rows is None else y * rows.reshape(-1, 1)
+        bias = self._of(self.bias, group)
+        y = y if bias is None else y + bias.to(y.dtype)
+        return finished(_ACTIVATIONS[self.act_type](y), self.dtype or torch.float32)
 
     def _of(self, tensors: Sequence[Tensor], group: int) -> Tensor | None:
         """What belongs to a group: a tensor of the list, or a part of the only one where one
@@ -338,11 +401,14 @@ def _grouped_matmul(
 ) -> list[Tensor]:  # fmt: skip
     known = [f.name for f in fields(Grouped) if others.get(f.name) is not None]
     given = {name: others.pop(name) for name in known}
+    named = ("x_dtype", "weight_dtype", "scale_dtype", "per_token_scale_dtype")
+    types = {name: others.pop(name, None) for name in named}
     refuse_given(NAME, **others)
     _check_split(x, group_list, given.get("split_item", 0))
     ends = group_list.tolist() if isinstance(group_list, Tensor) else group_list
     kind, dtype = kind_of(group_type, x, group_list), result_type(x, output_dtype)
-    return Grouped(x, weight, group_list=ends, group_type=kind, dtype=dtype, **given).run()
+    how: dict[str, Any] = {"group_list": ends, "group_type": kind, "dtype": dtype, "types": types}
+    return Grouped(x, weight, **how, **given).run()
 
 
 def kind_of(group_type: int | None, x: Sequence[Any], group_list: Any) -> int:

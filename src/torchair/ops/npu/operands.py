@@ -9,7 +9,7 @@ import torch
 from torchair.ops.npu import formats, mx
 from torchair.ops.npu.formats import E2M1, E4M3, E5M2, HIFLOAT8, Format, format_of
 from torchair.ops.npu.library import unpack_int4
-from torchair.ops.npu.matmul import scale_values
+from torchair.ops.npu.quant import scale_values
 
 Tensor = torch.Tensor
 E8M0_NUMBERS = (44, 293)

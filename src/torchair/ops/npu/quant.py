@@ -224,6 +224,18 @@ def _int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
     return library.pack_int4(weight)
 
 
+PACKED_SCALES = (torch.int64, torch.uint64)
+"""Types of scales that are patterns of floats."""
+
+
+def scale_values(scale: Tensor) -> Tensor:
+    """Scales as float32. In integers of 64 bits the lower half is the pattern of a float."""
+    if scale.dtype in PACKED_SCALES:
+        low = scale.view(torch.int64) & 0xFFFFFFFF
+        return low.to(torch.int32).view(torch.float32)
+    return scale.to(torch.float32)
+
+
 def scale_patterns(scale: Tensor, offset: Tensor | None) -> Tensor:
     """Integers of 64 bits: a float32 without its 13 lowest bits, above it a whole offset of nine
     bits, and a bit that says that results have a sign."""

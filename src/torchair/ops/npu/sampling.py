@@ -73,12 +73,11 @@ def top_k_top_p_sample(
     weight over `q` (numbers of an exponential distribution), or the largest without `q`. The
     second result are the masked logits.
 
-    A `top_k` outside of 1 to `ks_max` and a `top_p` of 1 or more mask nothing.
+    No random numbers are drawn here, so `generator` has no effect. A `top_k` outside of 1 to
+    `ks_max` and a `top_p` of 1 or more mask nothing.
     """
     if post_sample not in ("qSample", "None", None):
         raise refuse(_NAME, "post_sample", f"{post_sample!r} draws random numbers; give q")
-    if generator is not None:
-        raise refuse(_NAME, "generator", "no random numbers are drawn; give q")
     if top_k.shape[0] != logits.shape[0] or top_p.shape[0] != logits.shape[0]:
         raise wrong(_NAME, "top_k", f"and top_p have one number for each of {logits.shape[0]} rows")
     source, is_logits = logits.to(wide(logits.dtype)), input_is_logits is not False
