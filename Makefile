@@ -99,7 +99,7 @@ trainers:  ## HF Trainer, accelerate, Lightning, diffusers, sentence-transformer
 	test -x $(VENV)-trainers/bin/python || $(PYTHON) -m venv $(VENV)-trainers
 	$(VENV)-trainers/bin/python -m pip install --disable-pip-version-check torch==2.13.0
 	$(VENV)-trainers/bin/python -m pip install --disable-pip-version-check -e ".[test,trainers]"
-	$(VENV)-trainers/bin/python -m pytest tests/test_trainers.py tests/test_generate.py
+	$(VENV)-trainers/bin/python -m pytest tests/test_trainers.py tests/test_generate.py -m "not slow"
 	$(VENV)-trainers/bin/python examples/trainers.py
 
 generate: setup  ## `generate` of eight architectures, also with another transformers: TRANSFORMERS=folder
