@@ -181,7 +181,10 @@ function folding(kind) {
       const wanted = [...lit[kind]];
       if (!open && wanted.length && wanted.every((k) => hidden.has(k))) { open = true; draw(); } else list.again();
     },
-    show(k) { if (place.has(k)) list.show(place.get(k)); },
+    show() {
+      const seen = [...lit[kind]].filter((k) => place.has(k)); // what is chosen and not folded
+      if (seen.length) list.show(place.get(Math.min(...seen)));
+    },
   };
 }
 function stepRow(k) {
