@@ -79,6 +79,8 @@ bench: setup  ## import and compile time, parts of a call, dynamic sizes, memory
 conformance: setup  ## values and gradients on the operator database of PyTorch, about 15 minutes
 	@echo "== conformance"
 	$(PY) -m tests.conformance --all --jobs $(WORKERS)
+	@echo "== what eager refuses"
+	$(PY) -m tests.conformance --errors --jobs $(WORKERS)
 	@echo "== more architectures, dynamic and in bfloat16"
 	$(PY) -m pytest tests -n $(WORKERS) -m "slow$(BROWSER)"
 

@@ -87,9 +87,14 @@ def _answer(op: Any, calls: Sequence[Any], expected: BaseException) -> tuple[Ans
     found = _last_raised(_compiled(op, "torchair"), calls)
     if isinstance(found, type(expected)):
         return Answer.SAME, _named(found)
-    if type(found) is type(_last_raised(_compiled(op, "aot_eager"), calls)):
-        return Answer.REFERENCE, _named(found)
-    return Answer.RETURNED if found is None else Answer.OTHER, _named(found)
+    return judged(found, _last_raised(_compiled(op, "aot_eager"), calls)), _named(found)
+
+
+def judged(found: Exception | None, reference: Exception | None) -> Answer:
+    """An answer that is not eager's, beside the one of `aot_eager`."""
+    if isinstance(found, type(reference)):
+        return Answer.REFERENCE
+    return Answer.RETURNED if found is None else Answer.OTHER
 
 
 def _last_raised(run: Callable[..., Any], calls: Sequence[Any]) -> Exception | None:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .cases import DEVICE, Call, Case, Group, operators, seed
 from .check import FAILED, PASSED, Outcome, eager_compiler, our_compiler
-from .errors import Answer, Refusal
+from .errors import Answer, Refusal, judged
 
 MODE = "types"
 SAMPLES = 3  # of an operator
@@ -86,9 +86,7 @@ def _outcome(case: Case, said: str, call: Call, expected: Exception) -> Outcome:
     found = _compiled(call, our_compiler())
     answer = Answer.SAME
     if not isinstance(found, type(expected)):
-        reference = _compiled(call, eager_compiler)
-        same = type(found) is type(reference)
-        answer = Answer.REFERENCE if same else Answer.RETURNED if found is None else Answer.OTHER
+        answer = judged(found, _compiled(call, eager_compiler))
     text = f"{said}: eager {expected!r:.120}, ours {found!r:.120}"
     return Refusal(case, PASSED if answer.right else FAILED, text, first=answer)
 

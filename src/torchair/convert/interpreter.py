@@ -21,7 +21,7 @@ from torchair.convert.air import Scopes
 from torchair.convert.automatic import attach_rule, automatic_entry
 from torchair.convert.exact import keeps_bits
 from torchair.convert.generic import FUNCTIONALIZED, Opaque, Scalar, generic_update, torch_call
-from torchair.convert.refusals import mixes_types
+from torchair.convert.refusals import is_refused
 from torchair.convert.registry import Decline, Registration, find
 from torchair.convert.results import SYMBOLS, Results, bases, creator, may_be, spec_of
 from torchair.convert.shape import ViewFolder
@@ -263,7 +263,7 @@ class GraphConverter:
             if is_foreign(target):
                 self._generic(node, meta)
             return meta
-        if _all_empty(meta) and not is_foreign(target):
+        if _all_empty(meta) and not is_foreign(target) and not is_refused(node, self._meta_of):
             return _map(lambda m: ge.Const(torch.empty(m.shape, dtype=m.dtype)), meta)
         entry = find(target) or self._generated(target)
         plain = not any(isinstance(v, Value) for v in _leaves(self._packed(node.args)))
@@ -272,7 +272,7 @@ class GraphConverter:
         if self._exact and not keeps_bits(node):
             return self._generic(node, meta)
         placed = offset_of(node) is not None and self._begins_anywhere(node)
-        if entry is None or (not entry.by_user and (placed or mixes_types(node, self._meta_of))):
+        if entry is None or (not entry.by_user and (placed or is_refused(node, self._meta_of))):
             return self._generic(node, meta)
         return self._convert(node, entry, meta)
 

@@ -1,6 +1,6 @@
 """Calls that eager mode refuses at run time and tracing lets pass: tensors of different types where
-a kernel of torch wants one. A GE operator would convert them, so torch's own kernel is called: it
-raises what eager mode raises.
+a kernel of torch wants one, and types that it has no code for. A GE operator would take them, so
+torch's own kernel is called: it raises what eager mode raises.
 """
 
 from __future__ import annotations
@@ -49,12 +49,53 @@ _ONE_TYPE: Mapping[str, str] = {
 parameters in float32; then torch's kernels and ours mix them."""
 _SHORT = (torch.bfloat16, torch.float16)
 
+_BOOL = frozenset({torch.bool})
+_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_NO_CODE: Mapping[str, frozenset[torch.dtype]] = {
+    "aten::_adaptive_avg_pool3d": _INTEGERS | _BOOL | _COMPLEX,
+    "aten::_foreach_frac": _INTEGERS | _BOOL,
+    "aten::amax": _COMPLEX,
+    "aten::amin": _COMPLEX,
+    "aten::bernoulli": _INTEGERS | _BOOL,
+    "aten::cholesky_inverse": _INTEGERS | _BOOL | {*_SHORT},
+    "aten::cholesky_solve": _INTEGERS | _BOOL | {*_SHORT},
+    "aten::im2col": _INTEGERS,
+    "aten::linspace": _COMPLEX,
+    "aten::nll_loss2d_forward": _INTEGERS | _BOOL,
+    "aten::nll_loss_forward": _INTEGERS | _BOOL,
+    "aten::pow": _BOOL,
+    "aten::randint_like": _BOOL | _COMPLEX,
+    "aten::rsub": _BOOL,
+    "aten::sign": _COMPLEX,
+    "aten::softshrink": _COMPLEX,
+    "aten::sub": _BOOL,
+}
+"""Types of a tensor that torch's kernel refuses, at least in some calls."""
 
-def mixes_types(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> bool:
-    """Whether a call has arguments of different types that torch's kernel does not mix; `meta_of`
-    is what tracing saw of a node."""
+
+def is_refused(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> bool:
+    """Whether torch's own kernel must say if a call is right; `meta_of` is what tracing saw of a
+    node."""
     schema: Any = getattr(node.target, "_schema", None)
-    names = None if schema is None else _ONE_TYPE.get(schema.name)
+    if schema is None:
+        return False
+    return _mixes_types(node, schema, meta_of) or _has_no_code(node, schema, meta_of)
+
+
+def _has_no_code(node: fx.Node, schema: Any, meta_of: Callable[[fx.Node], Any]) -> bool:
+    refused = _NO_CODE.get(schema.name)
+    if refused is None:
+        return False
+    metas = [meta_of(n) for n in node.all_input_nodes]
+    if "nll_loss" in schema.name:
+        metas = metas[:1]  # classes are integers
+    return any(isinstance(m, torch.Tensor) and m.dtype in refused for m in metas)
+
+
+def _mixes_types(node: fx.Node, schema: Any, meta_of: Callable[[fx.Node], Any]) -> bool:
+    """Whether a call has arguments of different types that torch's kernel does not mix."""
+    names = _ONE_TYPE.get(schema.name)
     if names is None:
         return False
     given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
