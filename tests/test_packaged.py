@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.export import Dim, export
@@ -19,10 +20,10 @@ from torch.testing import assert_close
 
 import torchair
 from cuda_tools import HOPPER
-from torchair import cli
+from torchair import cli, fallbacks
 from torchair.codegen.cpu.elf import BadObject, read_object
 from torchair.codegen.cpu.image import MappedImage, MissingSymbol
-from torchair.codegen.cpu.jit import objects_for
+from torchair.codegen.cpu.jit import Library, objects_for
 from torchair.codegen.cpu.link import PAGE, Image, link
 from torchair.codegen.cpu.processors import best, processor_named
 from torchair.codegen.cuda.driver import image
@@ -30,8 +31,9 @@ from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.deploy.code import code_in
 from torchair.deploy.load import load_air
 from torchair.engine.run import packaged, segment
-from torchair.engine.run.packaged import Code, CodeError
+from torchair.engine.run.packaged import Code, CodeError, RecordingTarget
 from torchair.errors import GraphError, InputError, SerializationError
+from torchair.serde.air import add_code
 
 PROCESSORS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
 HERE = [name for name in PROCESSORS if processor_named(name).runs_here()]
@@ -228,6 +230,38 @@ def test_kernels_that_a_package_lacks_are_compiled_or_run_by_torch(
     with pytest.raises(BrokenKernels) as broken:
         target.compile([Kernel.of("also_lacking", text, ())])
     assert "no code for these sizes" in str(next(iter(broken.value.errors.values())))
+
+
+def test_a_model_whose_kernels_are_missing_runs_with_those_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package holds what runs programs, and no kernel; LLVM is not there either."""
+    torchair.dynamo_export(
+        torch.randn(3, 19), model=torch.nn.Sequential(torch.nn.Linear(19, 23), torch.nn.GELU()),
+        export_path=str(tmp_path),
+    )  # fmt: skip
+    source, path = tmp_path / "export.air", tmp_path / "package.air"
+    torchair.package(source, path, cpu=HERE[:1])
+    x = torch.randn(3, 19)
+    wanted = torchair.load(path, trust=True)(x)
+    empty = RecordingTarget(processor_named(HERE[0])).image()
+    notes = {"torchair": torchair.__version__}
+    add_code(source, path, Code({HERE[0]: empty}, notes=notes).to_bytes())
+    monkeypatch.setattr(packaged.cpu(), "library", Library())
+    monkeypatch.setattr(packaged.cpu(), "_missing", "there is no LLVM")
+    monkeypatch.delenv("TORCHAIR_STRICT", raising=False)
+    before = fallbacks.total()
+    assert_close(torchair.load(path, trust=True)(x), wanted, rtol=1e-5, atol=1e-5)
+    told = "no code for these sizes, and there is no LLVM"
+    assert any(told in str(record) for record in fallbacks.since(before))
+
+
+def test_the_command_runs_packages(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    np.save(tmp_path / "x.npy", torch.ones(4, 16).numpy())
+    given = ["run-air", str(folder / "fixed.air"), "--trust", "--processor", HERE[0]]
+    assert cli.main([*given, "--input", str(tmp_path / "x.npy"), "--repeat", "0"]) == 0
+    assert "result 0" in capsys.readouterr().out
+    assert cli.main([*given[:-1], "aarch65"]) == 2
 
 
 def test_processors_have_names_and_the_best_is_chosen() -> None:
