@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchair
-from npu_cases import Case, npu
+from npu_cases import Case, npu, randint, randn
 from torchair.convert import find
 
 Tensor = torch.Tensor
@@ -116,9 +116,59 @@ def _targets(case: Case) -> set[Any]:
     return seen
 
 
+def _sized(n: int) -> list[Any]:
+    """Tensors for a graph whose number of tokens varies."""
+    whole = torch.tensor([n], dtype=torch.int32)
+    return [
+        randn(n, 16), randn(16), randn(1, n, 1, 16), torch.arange(n), randn(4, 4, 2, 8),
+        randn(n, 2, 8), randint(-9, 9, n, 16, dtype=torch.int32), whole, randn(1, 4, 3, 8),
+    ]  # fmt: skip
+
+
+def _many(
+    x: Tensor, g: Tensor, angles: Tensor, slots: Tensor, pages: Tensor, tokens: Tensor,
+    whole: Tensor, lengths: Tensor, state: Tensor,
+) -> list[Any]:  # fmt: skip
+    scale = torch.full((1, 16), 0.1)
+    npu.npu_scatter_pa_kv_cache(tokens, tokens, pages, pages * 1, slots, cache_mode="Norm")
+    heads = angles.transpose(1, 2)
+    value = x.view(-1, 4, 4)[..., :3]
+    return [
+        *npu.npu_add_rms_norm_dynamic_quant(x, x, g)[:1],
+        npu.npu_clipped_swiglu(x),
+        npu.npu_interleave_rope(heads, heads, heads),
+        *npu.npu_apply_rotary_pos_emb(angles * 1, angles * 2, angles, angles),
+        *npu.npu_dequant_swiglu_quant(whole, weight_scale=scale, quant_mode=1),
+        npu.npu_lightning_indexer(
+            tokens[None], tokens[None, :, :1], x[None, :, :2], sparse_count=3
+        )[0],
+        *npu.npu_chunk_gated_delta_rule(
+            tokens, tokens, value, initial_state=state, actual_seq_lengths=lengths
+        ),
+        pages * 1,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_numbers_of_tokens_that_vary(mode):
+    case = Case("sizes", _many, (), _many, rough=1e-4)
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    torch._dynamo.reset()
+    fast = torch.compile(
+        _many, backend=torchair.get_npu_backend(compiler_config=config), dynamic=True
+    )
+    with torch.no_grad():
+        for n in (5, 7, 3):
+            ours, eager = _sized(n), _sized(n)
+            assert_close(case, fast(*ours), case.call(*eager))
+            assert_close(case, ours, eager)
+
+
 NATIVE = (
     "npu_fast_gelu", "fast_gelu_backward", "geglu", "interleave_rope", "add_rms_norm_cast",
     "apply_rotary-BSND-half", "scatter_pa-norm", "scatter_pa-nz", "scatter_pa-functional",
+    "kv_rmsnorm-PA", "kv_rmsnorm_v2",
 )  # fmt: skip
 
 
@@ -129,7 +179,7 @@ def test_generated_code_runs_them(capfd, monkeypatch):
     for case, got in zip(cases, compiled(cases, inputs, "max-autotune"), strict=True):
         assert_close(case, got, case.call(*copies(case.inputs)))
     text = capfd.readouterr().out
-    assert text.count("PagedUpdate   (it updates memory in place)") == 6
+    assert text.count("PagedUpdate   (it updates memory in place)") == 10
     assert not re.search(r"^torch  ", text, re.MULTILINE), text
 
 

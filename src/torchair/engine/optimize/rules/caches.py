@@ -8,9 +8,12 @@ from torchair.ge.build import builder
 from torchair.ge.graph import Node, Value
 from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet
 from torchair.ge.shapes import is_static
+from torchair.operators.slicing import END as _END
 
 CACHE_RULES = RuleSet()
 _BLOCKED = "PA_NZ"
+_PLAIN = ("PA", "PA_BNSD")
+_QUANTISED = ("k_rope_scale", "c_kv_scale", "k_rope_offset", "c_kv_offset", "v")
 _OPTIONAL = ("compress_lens", "compress_seq_offset", "seq_lens")
 
 
@@ -33,6 +36,36 @@ def PagedCachesApart(node: Node, inner: Inner) -> Build:
         return made
 
     return lambda: [one(*pair) for pair in pairs]
+
+
+@CACHE_RULES("KvRmsNormRopeCache")
+def LatentCacheApart(node: Node, inner: Inner) -> Build:
+    """KvRmsNormRopeCache -> RmsNorm and InterleaveRope of two parts, PagedUpdate of both caches"""
+    if node.attr("cache_mode") not in _PLAIN or any(node.inputs.get(p) for p in _QUANTISED):
+        raise Mismatch("caches are quantised, or no plain pages", node)
+    kv, gamma, index = (node.value_on(port) for port in ("kv", "gamma", "index"))
+    caches = [node.value_on(port) for port in ("k_cache", "ckv_cache")]
+    split, total = (gamma.shape or (None,))[0], (kv.shape or (None,))[-1]
+    if not isinstance(split, int) or not isinstance(total, int):
+        raise Mismatch("dims are not known", kv)
+    if {v.dtype for v in (kv, gamma, *caches)} != {kv.dtype} or index.rank != 1:
+        raise Mismatch("types differ", node)
+
+    def part(start: int, end: int) -> Value:
+        made: Value = ge.StridedSlice(kv, [0, 0, 0, start], [_END, _END, _END, end], [1, 1, 1, 1])
+        return made
+
+    def build() -> list[Value]:
+        latent, _ = ge.RmsNorm(part(0, split), gamma, epsilon=node.attr("epsilon"))
+        turned = ge.InterleaveRope(part(split, total), node.value_on("cos"), node.value_on("sin"))
+        rows = [ge.Reshape(turned, [-1, 1, total - split]), ge.Reshape(latent, [-1, 1, split])]
+        new = [
+            builder("PagedUpdate")(cache, tokens, index, blocked=False)
+            for cache, tokens in zip(caches, rows, strict=True)
+        ]
+        return [*new, turned, latent]
+
+    return build
 
 
 @CACHE_RULES("ApplyRotaryPosEmb")
