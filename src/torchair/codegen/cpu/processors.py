@@ -91,6 +91,6 @@ def _flags(path: Path) -> frozenset[str]:
         lines = path.read_text().splitlines()
     except OSError:
         return frozenset()
-    told = (line.partition(":") for line in lines)
-    found = next((v for k, _, v in told if k.strip() in ("flags", "Features")), "")
+    pairs = (line.partition(":") for line in lines)
+    found = next((v for k, _, v in pairs if k.strip() in ("flags", "Features")), "")
     return frozenset(found.split())

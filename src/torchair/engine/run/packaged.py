@@ -158,9 +158,9 @@ class Code:
             if head["format"] != _FORMAT:
                 raise CodeError(f"its format is {head['format']}, this one reads {_FORMAT}")
             rest = data[8 + size :]
-            images = {name: _image(told, rest) for name, told in head["images"].items()}
+            images = {name: _image(record, rest) for name, record in head["images"].items()}
             ptx = {
-                arch: {name: _piece(told, rest).decode() for name, told in texts.items()}
+                arch: {name: _piece(record, rest).decode() for name, record in texts.items()}
                 for arch, texts in head["ptx"].items()
             }
             return cls(images, ptx, dict(head["notes"]))
@@ -193,17 +193,17 @@ class Code:
         return PackagedTarget(chosen, self.images[chosen.name])
 
 
-def _image(told: Mapping[str, Any], rest: memoryview) -> Image:
-    code = _piece(told, rest)
-    entries = {str(name): int(at) for name, at in told["entries"].items()}
+def _image(record: Mapping[str, Any], rest: memoryview) -> Image:
+    code = _piece(record, rest)
+    entries = {str(name): int(at) for name, at in record["entries"].items()}
     if not all(0 <= at < len(code) for at in entries.values()):
         raise CodeError("a function is outside of its code")
-    return Image(str(told["arch"]), code, entries, tuple(map(str, told["imports"])))
+    return Image(str(record["arch"]), code, entries, tuple(map(str, record["imports"])))
 
 
-def _piece(told: Mapping[str, Any], rest: memoryview) -> bytes:
-    found = bytes(rest[int(told["at"]) : int(told["at"]) + int(told["size"])])
-    if len(found) != told["size"] or _digest(found) != told["digest"]:
+def _piece(record: Mapping[str, Any], rest: memoryview) -> bytes:
+    found = bytes(rest[int(record["at"]) : int(record["at"]) + int(record["size"])])
+    if len(found) != record["size"] or _digest(found) != record["digest"]:
         raise CodeError("its code is damaged")
     return found
 
