@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import torchair
 from npu_cases import Case, npu, randint, randn
 from torchair.convert import find
+from torchair.fx.passes import inplace
 
 Tensor = torch.Tensor
 MODULES = ("npu_fused_cases", "npu_cache_cases", "npu_state_cases", "npu_latent_cases")
@@ -163,6 +164,26 @@ def test_numbers_of_tokens_that_vary(mode):
             ours, eager = _sized(n), _sized(n)
             assert_close(case, fast(*ours), case.call(*eager))
             assert_close(case, ours, eager)
+
+
+def test_captured_graphs_update_caches_where_the_functional_form_is_called():
+    case = next(c for c in CASES if c.name == "scatter_pa-functional")
+
+    def step(key: Tensor, value: Tensor, kc: Tensor, vc: Tensor, slots: Tensor) -> None:
+        news = npu.npu_scatter_pa_kv_cache_functional(key, value, kc, vc, slots)
+        kc.copy_(news[0])
+        vc.copy_(news[1])
+
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(t) for t in case.inputs]
+    gm = torch.fx.experimental.proxy_tensor.make_fx(step)(*fakes)
+    inplace.reinplace_input_mutated_ops(gm)
+    targets = [n.target for n in gm.graph.nodes if n.op == "call_function"]
+    assert targets == [npu.npu_scatter_pa_kv_cache.default]
+    ours, eager = copies(case.inputs), copies(case.inputs)
+    gm(*ours)
+    step(*eager)
+    assert_close(case, ours, eager)
 
 
 NATIVE = (

@@ -131,6 +131,10 @@ MANY_IN_PLACE = {
     ("npu", "npu_kv_rmsnorm_rope_cache_v2"): (5, 6),
     ("npu", "npu_mla_prolog_v3"): (9, 10),
     ("npu", "npu_add_rms_norm_v2"): (0, 1),
+    ("npu", "npu_scatter_pa_kv_cache"): (2, 3),
+    ("npu", "npu_gather_pa_kv_cache"): (4, 5),
+    ("npu", "npu_qkv_rms_norm_rope_cache"): (6, 7, 8),
+    ("npu", "npu_recurrent_gated_delta_rule"): (3,),
 }
 """Library and name of such operators, and the arguments that they update."""
 
