@@ -180,22 +180,24 @@ def _ops(parser: Parser) -> None:
     parser.add_argument("--npu", action="store_true", help="those of the `npu` library")
 
 
-_PROGRAMS, _FILES, _TABLES = (f"torchair.cli.{name}" for name in ("programs", "files", "tables"))
+_WATCHED, _FILES, _TABLES = (f"torchair.cli.{name}" for name in ("watched", "files", "tables"))
 COMMANDS = {
     "ops": Command("which torch operators become which GE operators", f"{_TABLES}:ops", _ops),
     "options": Command("the options of CompilerConfig", f"{_TABLES}:options", _table),
     "trace": Command(
-        "run a program, write timelines of its graphs", f"{_PROGRAMS}:trace", _trace, True
+        "run a program, write timelines of its graphs", "torchair.cli.trace:trace", _trace, True
     ),
     "check": Command("races and deadlocks of streams in a graph file", f"{_FILES}:check", _check),
     "verify": Command(
-        "run a program, compare its graphs with eager", f"{_PROGRAMS}:verify", _verify, True
+        "run a program, compare its graphs with eager", f"{_WATCHED}:verify", _verify, True
     ),
     "report": Command(
-        "run a program, write a page about its graphs", f"{_PROGRAMS}:report", _report, True
+        "run a program, write a page about its graphs", f"{_WATCHED}:report", _report, True
     ),
     "compare": Command("two data dumps, matched by FX names", f"{_FILES}:compare", _compare),
-    "run": Command("run a script, with an emulated npu", f"{_PROGRAMS}:run", _run, True),
+    "run": Command(
+        "run a script, with an emulated npu", "torchair.emulate.launcher:run", _run, True
+    ),
     "run-air": Command("run a model file on arrays", "torchair.cli.run_air:run_air", _run_air),
     "export": Command(
         "write a program of torch.export as a model file", f"{_FILES}:export", _export
