@@ -190,9 +190,8 @@ CACHES = randn(3, 4, 1, 16), randn(3, 4, 1, 4)
 
 
 def _made(x: Tensor, *more: Any, **options: Any) -> dict[str, Tensor]:
-    return ref.prolog(
-        x.reshape(-1, 24), *more[:6], *(a.reshape(-1, 4) for a in more[6:8]), **options
-    )
+    angles = (a.reshape(-1, a.shape[-1]) for a in more[6:8])
+    return ref.prolog(x.reshape(-1, 24), *more[:6], *angles, **options)
 
 
 def _pages(made: dict[str, Tensor], caches: Any, index: Tensor) -> list[Tensor]:
@@ -235,12 +234,55 @@ def _int8_expected(*x: Any) -> Any:
     return made["query"], made["rope"], *_pages(made, x[10:12], x[9])
 
 
+WIDE_MLA = (
+    *WEIGHTS_MLA[:1],
+    randn(12, 66) / 3,
+    WEIGHTS_MLA[2],
+    randn(24, 32) / 4,
+    *WEIGHTS_MLA[4:],
+)
+WIDE = randn(4, 16), randn(4, 16, seed=1)
+
+
+def _blocked_expected(*x: Any) -> Any:
+    """Pieces of 16 features: here one for each cache."""
+    made = _made(*x)
+    rows = made["latent"], made["keys"]
+    caches = [
+        written(c.reshape(3, 1, 4, 16), r, x[9], True).reshape(c.shape)
+        for c, r in zip(x[10:], rows, strict=True)
+    ]
+    return made["query"], made["rope"], *caches
+
+
+def _whole_expected(*x: Any) -> Any:
+    made = _made(*x)
+    return made["latent"].reshape(4, 1, 16), made["keys"].reshape(4, 1, 4)
+
+
+def _whole(*x: Any) -> Any:
+    npu.npu_mla_prolog_v3(*x, cache_mode="TND")
+    return x[9:]
+
+
 PROLOG = [
     Case(
         "mla_prolog",
         npu.npu_mla_prolog,
         (X, *WEIGHTS_MLA, *ANGLES, SLOTS, *CACHES),
         _first_expected,
+    ),
+    Case(
+        "mla_prolog-blocked",
+        lambda *x: npu.npu_mla_prolog(*x, cache_mode="PA_NZ"),
+        (X, *WIDE_MLA, *WIDE, SLOTS, randn(3, 4, 1, 16), randn(3, 4, 1, 16, seed=1)),
+        _blocked_expected,
+    ),
+    Case(
+        "mla_prolog_v3-whole",
+        _whole,
+        (X, *WEIGHTS_MLA, *ANGLES, randn(4, 1, 16), randn(4, 1, 4)),
+        _whole_expected,
     ),
     Case(
         "mla_prolog_v2",
