@@ -183,6 +183,27 @@ OTHERS = [
         _quant_scattered,
     ),
     Case(
+        "scatter_update_",
+        lambda c, *x: npu.scatter_update_(c, *x, -2) * 1,
+        (randn(2, 3, 6, 4), torch.tensor([4, 0]), randn(2, 3, 2, 4)),
+        lambda c, i, u: torch.stack([
+            torch.cat([c[b, :, : i[b]], u[b], c[b, :, i[b] + 2 :]], 1) for b in range(2)
+        ]),
+    ),
+    Case(
+        "scatter_nd_update_",
+        lambda c, *x: npu.npu_scatter_nd_update_(c, *x) * 1,
+        (randn(4, 3), torch.tensor([[3], [1]]), randn(2, 3)),
+        lambda c, i, u: torch.stack([c[0], u[1], c[2], u[0]]),
+    ),
+    Case(
+        "silu_",
+        lambda x: (npu.npu_silu_(x), x)[1],
+        (randn(4, 9),),
+        lambda x: x.double() / (1 + torch.exp(-x.double())),
+        generic=True,
+    ),
+    Case(
         "scatter_list",
         lambda a, b, *x: npu.npu_scatter_list([a, b], *x),
         (

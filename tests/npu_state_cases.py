@@ -340,7 +340,27 @@ def _gathered(grad: Tensor, index: Tensor) -> Tensor:
     return out
 
 
+Q4, K4, V4, DY = (randn(1, 2, n, 4, seed=n) for n in (3, 5, 6, 7))
+Q4, K4, V4, DY = Q4[:, :, :3], K4[:, :, :5], V4[:, :, :5], DY[:, :, :3]
+
+
+def _attention_gradients(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, *saved: Tensor) -> Any:
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = leaves[0] @ leaves[1].transpose(-1, -2) * 0.4
+    powers = scores.exp()
+    out = powers / powers.sum(-1, keepdim=True) @ leaves[2]
+    return torch.autograd.grad(out, leaves, dy.double())
+
+
 IMAGES = [
+    Case(
+        "fusion_attention_grad",
+        lambda q, k, v, dy, top, total: npu.npu_fusion_attention_grad(
+            q, k, v, dy, 2, "BNSD", softmax_max=top, softmax_sum=total, scale_value=0.4
+        )[:3],
+        (Q4, K4, V4, DY, *npu.npu_fusion_attention(Q4, K4, V4, 2, "BNSD", scale=0.4)[1:3]),
+        _attention_gradients,
+    ),
     Case(
         "quant_conv2d",
         lambda x, w, s, b: npu.npu_quant_conv2d(
