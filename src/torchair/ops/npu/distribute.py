@@ -23,8 +23,7 @@ from torchair.ops.npu.library import (
     refuse_given,
     wrong,
 )
-from torchair.ops.npu.matmul import exact_product
-from torchair.ops.npu.operands import format_of_operand, scaled_values
+from torchair.ops.npu.operands import Factor, product
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
@@ -76,19 +75,9 @@ def _scaled_product(
     name: str, x: Tensor, weight: Tensor, left: Tensor | None, right: Tensor | None,
     types: dict[str, Any],
 ) -> Tensor:  # fmt: skip
-    kinds = (
-        format_of_operand(name, "gmm_x_dtype", x, types.get("gmm_x_dtype")),
-        format_of_operand(name, "gmm_weight_dtype", weight, types.get("gmm_weight_dtype")),
-    )
-    if kinds == (None, None) and left is None and right is None:
-        return exact_product(x, weight)
-    a, rows = scaled_values(x, kinds[0], left, types.get("gmm_x_scale_dtype"), -1)
-    b, columns = scaled_values(weight, kinds[1], right, types.get("gmm_weight_scale_dtype"), 0)
-    y = a @ b.to(a.dtype)
-    y = y if columns is None else y * columns.reshape(-1)
-    if rows is None:
-        return y
-    return y * (rows.reshape(-1, 1) if rows.numel() > 1 else rows.reshape(()))
+    rows = Factor.typed(x, left, types, "gmm_x_dtype", "gmm_x_scale_dtype")
+    names = "gmm_weight_dtype", "gmm_weight_scale_dtype"
+    return product(name, rows, Factor.typed(weight, right, types, *names))
 
 
 def _table(

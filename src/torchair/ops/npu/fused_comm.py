@@ -26,7 +26,7 @@ from torchair.ops.npu.matmul import (
     scale_values,
     unpacked_weight,
 )
-from torchair.ops.npu.operands import format_of_operand, scaled_values
+from torchair.ops.npu.operands import Factor, product
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
@@ -95,21 +95,10 @@ def _product(
     name: str, x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_scale: Tensor | None,
     types: dict[str, Any],
 ) -> Tensor:  # fmt: skip
-    kinds = (
-        format_of_operand(name, "x1_dtype", x1, types.get("x1_dtype")),
-        format_of_operand(name, "x2_dtype", x2, types.get("x2_dtype")),
-    )
-    if kinds == (None, None):
-        y = exact_product(x1, unpacked_weight(x2, x1.shape[-1]))
-        left, right = (None if s is None else scale_values(s) for s in (x1_scale, x2_scale))
-    else:
-        a, left = scaled_values(x1, kinds[0], x1_scale, types.get("x1_scale_dtype"), -1)
-        b, right = scaled_values(x2, kinds[1], x2_scale, types.get("x2_scale_dtype"), 0)
-        y = a @ b
-    y = y if right is None else y * right.reshape(-1).to(y.dtype)
-    if left is None:
-        return y
-    return y * (left.reshape(-1, 1) if left.numel() > 1 else left.reshape(())).to(y.dtype)
+    weight = unpacked_weight(x2, x1.shape[-1]) if x1.dtype != torch.uint8 else x2
+    left = Factor.typed(x1, x1_scale, types, "x1_dtype", "x1_scale_dtype")
+    right = Factor.typed(weight, x2_scale, types, "x2_dtype", "x2_scale_dtype")
+    return product(name, left, right)
 
 
 def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -509,8 +498,8 @@ def _quant_type(code: Any) -> torch.dtype:
 
 def _dequantised(name: str, x: Tensor, scales: Tensor, types: dict[str, Any]) -> Tensor:
     """Values times scales: of rows, of blocks of a row, or shared ones of 32 values."""
-    kind = format_of_operand(name, "x_dtype", x, types.get("x_dtype"))
-    values, factor = scaled_values(x, kind, scales, types.get("scales_dtype"), -1)
+    operand = Factor(x, scales, types.get("x_dtype"), types.get("scales_dtype"))
+    values, factor = operand.values(name, -1)
     if factor is None:
         return values.to(torch.float32)
     factor = factor.reshape(*x.shape[:-1], -1)

@@ -31,7 +31,7 @@ from torchair.ops.npu.matmul import (
     scale_values,
     unpacked_weight,
 )  # fmt: skip
-from torchair.ops.npu.operands import format_of_operand, is_shared, scaled_values
+from torchair.ops.npu.operands import Factor, is_shared, product
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
@@ -46,34 +46,15 @@ def _product(
 ) -> Tensor:  # fmt: skip
     """Rows times a weight, times the scales of both: of rows and columns, of groups of features,
     or shared ones of blocks of features."""
-    kinds = (
-        format_of_operand(name, "x_dtype", x, types.get("x_dtype")),
-        format_of_operand(name, "weight_dtype", weight, types.get("weight_dtype")),
-    )
-    rows, of_rows = scaled_values(x, kinds[0], x_scale, types.get("x_scale_dtype"), -1)
-    if kinds[1] is None:
-        weight = unpacked_weight(weight, rows.shape[-1])
-        grouped = w_scale is not None and w_scale.dim() == 2 and w_scale.shape[0] > 1
-        if grouped:  # scales of groups of features
-            assert w_scale is not None
-            matrix: Tensor = dequantized_weight(weight, w_scale, None, kind=rows.dtype)
-            y, of_columns = rows @ matrix, None
-        else:
-            y = exact_product(rows.to(torch.int8), weight) if _whole(x, weight) else (
-                rows @ weight.to(rows.dtype)
-            )
-            of_columns = None if w_scale is None else scale_values(w_scale).reshape(-1)
-    else:
-        code = types.get("weight_scale_dtype")
-        matrix, factor = scaled_values(weight, kinds[1], w_scale, code, 0)
-        y, of_columns = rows @ matrix, None if factor is None else factor.reshape(-1)
-    if of_columns is not None:
-        y = y * of_columns.to(y.dtype)
-    return y if of_rows is None else y * of_rows.reshape(-1, 1).to(y.dtype)
-
-
-def _whole(x: Tensor, weight: Tensor) -> bool:
-    return x.dtype == torch.int8 and weight.dtype == torch.int8
+    rows = Factor.typed(x, x_scale, types, "x_dtype", "x_scale_dtype")
+    if weight.dtype in (torch.int8, torch.int32):
+        weight = unpacked_weight(weight, x.shape[-1])
+        if w_scale is not None and w_scale.dim() == 2 and w_scale.shape[0] > 1:
+            values, of_rows = rows.values(name, -1)
+            y = values @ dequantized_weight(weight, w_scale, None, kind=values.dtype)
+            return y if of_rows is None else y * of_rows.reshape(-1, 1).to(y.dtype)
+    names = "weight_dtype", "weight_scale_dtype"
+    return product(name, rows, Factor.typed(weight, w_scale, types, *names))
 
 
 # ---- gate and value in one product, quantised again ----

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from torchair.ops.npu import library
 from torchair.ops.npu.library import NpuOperators, refuse, refuse_given, unpack_int4, wide, wrong
-from torchair.ops.npu.operands import format_of_operand, scaled_values
+from torchair.ops.npu.operands import Factor, format_of_operand, product, scaled_values
 from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS, PACKED_SCALES, scale_values
 
 Tensor = torch.Tensor
@@ -366,16 +366,10 @@ class Grouped:
         self, x: Tensor, weight: Tensor, group: int, tokens: Tensor | None
     ) -> Tensor:
         """A product of narrow floats, with scales of columns and rows or shared ones of blocks."""
-        kinds = (
-            format_of_operand(NAME, "x_dtype", x, self.types.get("x_dtype")),
-            format_of_operand(NAME, "weight_dtype", weight, self.types.get("weight_dtype")),
-        )
-        codes = self.types.get("per_token_scale_dtype"), self.types.get("scale_dtype")
-        a, rows = scaled_values(x, kinds[0], tokens, codes[0], -1)
-        b, of_columns = scaled_values(weight, kinds[1], self._of(self.scale, group), codes[1], 0)
-        y = a @ b
-        y = y if of_columns is None else y * of_columns.reshape(-1)
-        y = y if rows is None else y * rows.reshape(-1, 1)
+        scale = self._of(self.scale, group)
+        rows = Factor.typed(x, tokens, self.types, "x_dtype", "per_token_scale_dtype")
+        matrix = Factor.typed(weight, scale, self.types, "weight_dtype", "scale_dtype")
+        y = product(NAME, rows, matrix)
         bias = self._of(self.bias, group)
         y = y if bias is None else y + bias.to(y.dtype)
         return finished(_ACTIVATIONS[self.act_type](y), self.dtype or torch.float32)

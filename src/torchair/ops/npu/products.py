@@ -21,7 +21,7 @@ from torchair.ops.npu.library import (
     wrong,
 )  # fmt: skip
 from torchair.ops.npu.matmul import exact_product, scale_values
-from torchair.ops.npu.operands import format_of_operand, scaled_values
+from torchair.ops.npu.operands import Factor, format_of_operand, product, scaled_values
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
@@ -371,16 +371,11 @@ def _float_product(
     name: str, x1: Tensor, x2: Tensor, scales: tuple[Tensor | None, Tensor], types: dict[str, Any]
 ) -> Tensor:
     """x1.T @ x2 of float8 operands [k, m] and [k, n]."""
-    kinds = (
-        format_of_operand(name, "x1_dtype", x1, types.get("x1_dtype")),
-        format_of_operand(name, "x2_dtype", x2, types.get("x2_dtype")),
-    )
-    a, left = scaled_values(x1, kinds[0], scales[0], types.get("x1_scale_dtype"), 0)
-    b, right = scaled_values(x2, kinds[1], scales[1], types.get("x2_scale_dtype"), 0)
-    y = a.t() @ b
-    for factor in (left, right):
-        y = y if factor is None else y * factor.reshape(-1)[0]
-    return y
+    left, right = scales
+    if left is not None and left.dim() == 3:  # pairs of shared scales lie as the operand does
+        left = left.transpose(0, 1)
+    rows = Factor.typed(x1.t(), left, types, "x1_dtype", "x1_scale_dtype")
+    return product(name, rows, Factor.typed(x2, right, types, "x2_dtype", "x2_scale_dtype"))
 
 
 def add_quant_matmul(
