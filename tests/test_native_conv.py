@@ -214,6 +214,26 @@ def test_one_kernel_for_all_sizes(dtype, name, order):
         close(result, sized.reference(x, weight), dtype)
 
 
+@pytest.mark.parametrize("wide", (1, 5, 32, 33, 57))
+@pytest.mark.parametrize("name", ("3x3", "stem", "groups", "depthwise", "one channel"))
+def test_one_kernel_for_all_heights_writes_nothing_behind_a_row(name, wide):
+    """The width is known, and no multiple of what a tile has: memory behind stays as it is."""
+    case = CASES[name]
+    n, h, x0, x1, x2, y0, y2 = WORDS[:7]
+    spec = case.spec("f32", (x0, 1, x2, case.sizes[1]), (n, h, wide))
+    made = plain(spec, "f32", (y0, 1, y2, case.out), host())
+    for high in (7, 12):
+        sized = dataclasses.replace(case, sizes=(1, case.sizes[1], high, wide))
+        x, weight = sized.inputs("f32")
+        _, out, rows, columns = output_size(sized.spec("f32", strides(x)))
+        memory = torch.full((out * rows * columns + 64 * out,), 7.0)
+        result = memory[: out * rows * columns].view(1, rows, columns, out).permute(0, 3, 1, 2)
+        words = [1, high, *x.stride()[:3], result.stride(0), result.stride(2)]
+        compute(made, x, weight, result, host(), 1, words)
+        close(result, sized.reference(x, weight), "f32")
+        assert (memory[out * rows * columns :] == 7.0).all()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_each_result_is_stored_once(name):
     """A store that counts: memory of the result grows by one for each lane it is given."""

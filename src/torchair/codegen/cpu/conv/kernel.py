@@ -303,8 +303,8 @@ class _Tiles:
         """Hand the sums of a tile to the epilogue, vector by vector."""
         w, cut = self.w, self.cut
         left = w.add(self.column, column)
-        inside = str(width)
-        if self.blocks.wide.startswith("%"):
+        inside, wide = str(width), self.blocks.wide
+        if wide.startswith("%") or int(wide) % cut.columns_of_block:  # the last block is not full
             inside = w.least(inside, w.sub(self.blocks.wide, left))
         with w.loop("0", rows) as row, w.loop("0", inside) as at:
             pixel = w.add(w.mul(row.index, width), at.index)
