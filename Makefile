@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: strict help setup demo test lint matrix dist api bench conformance fuzz generate hardship timm trainers serve vllm llama-cpp test-cuda test-browser clean
+.PHONY: strict help setup demo test lint matrix dist api bench conformance fuzz generate hardship soak timm trainers serve vllm llama-cpp test-cuda test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,7 +90,12 @@ strict: setup  ## strict numerics: eager's bits on the operator database and on 
 	PYTHONPATH=tests $(PY) tests/strict_models.py
 
 hardship: setup  ## killed writers, flipped bits, a full disk: what files go through; minutes
+hardship: setup  ## killed writers, a full disk, little memory, signals, forks: files and processes; minutes
 	PYTHONPATH=tests $(PY) tests/hardship.py --kills 200 --flips 1000
+	PYTHONPATH=tests $(PY) tests/faults.py --count 40
+
+soak: setup  ## models, sizes, threads, other weights, deleted graphs for SECONDS: memory and files stay flat
+	$(PY) tests/soak.py --seconds $(SECONDS)
 
 timm: setup  ## models of timm: right in both modes, then against eager; about an hour
 	$(PY) -m pip install --disable-pip-version-check --no-deps timm

@@ -1,9 +1,10 @@
-"""A slice of what `make hardship` does to files: results stay right."""
+"""A slice of what `make hardship` does to files and processes: results stay right."""
 
 from __future__ import annotations
 
 import pytest
 
+import faults
 import hardship
 
 
@@ -19,3 +20,8 @@ def test_files_at_bad_moments(kind: type, monkeypatch: pytest.MonkeyPatch) -> No
         assert set(results) <= ({"right", "refused"} if refused else {"right"}), (name, trouble)
     flips = found[kind.__name__, "flipped bits"]
     assert flips.total() == 25 and (kind is not hardship.Models or flips["refused"] > 15)
+
+
+def test_processes_at_bad_moments() -> None:
+    found = faults.run({"little memory": 1, "signals": 1})
+    assert sum(results.total() for results in found.values()) == 2

@@ -219,7 +219,7 @@ def test_one_kernel_for_all_sizes(dtype, name, order):
 def test_one_kernel_for_all_heights_writes_nothing_behind_a_row(name, wide):
     """The width is known, and no multiple of what a tile has: memory behind stays as it is."""
     case = CASES[name]
-    n, h, x0, x1, x2, y0, y2 = WORDS[:7]
+    n, h, x0, _, x2, y0, y2 = WORDS[:7]
     spec = case.spec("f32", (x0, 1, x2, case.sizes[1]), (n, h, wide))
     made = plain(spec, "f32", (y0, 1, y2, case.out), host())
     for high in (7, 12):
