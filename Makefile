@@ -89,7 +89,6 @@ strict: setup  ## strict numerics: eager's bits on the operator database and on 
 	$(PY) -m tests.conformance --strict --samples 2 --grad --jobs $(WORKERS)
 	PYTHONPATH=tests $(PY) tests/strict_models.py
 
-hardship: setup  ## killed writers, flipped bits, a full disk: what files go through; minutes
 hardship: setup  ## killed writers, a full disk, little memory, signals, forks: files and processes; minutes
 	PYTHONPATH=tests $(PY) tests/hardship.py --kills 200 --flips 1000
 	PYTHONPATH=tests $(PY) tests/faults.py --count 40
