@@ -104,7 +104,7 @@ class _LoadedCall(GraphCall):
 
 def is_wanted() -> bool:
     """Whether AOTAutograd will put what a compiler returns into its cache."""
-    return bool(functorch_config.force_autograd_cache)
+    return bool(getattr(functorch_config, "force_autograd_cache", False))
 
 
 class CompiledGraph(OutputCode):

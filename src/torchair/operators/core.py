@@ -318,12 +318,16 @@ def writes_first(change: Callable[..., Any]) -> Kernel:
     def run(x: torch.Tensor, *rest: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         if out is None:
             out = x.clone(memory_format=torch.contiguous_format)
-        elif out is not x and out.data_ptr() != x.data_ptr():
+        elif out is not x and not _same_place(out, x):
             out.copy_(x)
         change(out, *rest)
         return out
 
     return run
+
+
+def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def row_of(op_type: str) -> Row | None:
