@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import warnings
@@ -49,9 +50,8 @@ def show_timeline(folder: str) -> None:
         print(f"{event['args']['for']} waits for {event['args']['of']}")
 
 
-def main() -> None:
-    """Run both parts."""
-    folder = tempfile.mkdtemp()
+def main(folder: str) -> None:
+    """Run both parts; files are written to a folder."""
     config = torchair.CompilerConfig()
     config.debug.timeline.type = "json"
     config.debug.timeline.path = folder
@@ -70,5 +70,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    # The checker writes to the working directory.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), torch.no_grad():
+        main(folder)

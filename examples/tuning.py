@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import torch
 import torchair
 from torchair.cli import main as command
 
+files = tempfile.TemporaryDirectory()  # where results are written here; it goes at the end
+os.chdir(files.name)
 warnings.filterwarnings("ignore", message="frozen_parameter is on")
 
 model = torch.nn.Sequential(torch.nn.Linear(256, 688), torch.nn.SiLU(), torch.nn.Linear(688, 256))
