@@ -22,11 +22,12 @@ from torchair.verification.judge import same_bits
 
 _DECODERS = ("Granite", "Cohere", "Olmo", "Persimmon", "Nemotron", "Glm", "Helium")
 _ENCODERS = ("Camembert", "MPNet", "Ernie", "Data2VecText", "XLMRobertaXL")
+_PADDED = {**_TEXT, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MODELS = {
     **CASES, **MORE,
     **{n.lower(): Case(f"{n}ForCausalLM", f"{n}Config", {**_GROUPED, "head_dim": 8}, _decoder)
        for n in _DECODERS},
-    **{n.lower(): Case(f"{n}ForMaskedLM", f"{n}Config", _TEXT, _encoder) for n in _ENCODERS},
+    **{n.lower(): Case(f"{n}ForMaskedLM", f"{n}Config", _PADDED, _encoder) for n in _ENCODERS},
 }  # fmt: skip
 
 

@@ -339,6 +339,11 @@ def row_of(op_type: str) -> Row | None:
     return None if kernel is None else _of_user[0](kernel)
 
 
+def is_declared(op_type: str) -> bool:
+    """Whether the table has a row of this type: its traits say what it does."""
+    return op_type in _rows
+
+
 def operands_of(node: Node) -> list[Value]:
     """Inputs that are data, as opposed to host numbers that steer the operator."""
     row = row_of(node.type)

@@ -6,7 +6,7 @@ import torch
 
 from torchair.ge.graph import INPUTS, Node
 from torchair.ge.prototypes import TORCH_CALLS, is_users
-from torchair.operators.core import Trait, row_of
+from torchair.operators.core import Trait, is_declared, row_of
 from torchair.operators.generic import find_target
 from torchair.ops import purity
 
@@ -15,11 +15,12 @@ _EFFECTS = Trait.SIDE_EFFECT | Trait.COMMUNICATION | Trait.RANDOM | Trait.DRAWS
 
 def is_foreign(node: Node) -> bool:
     """Whether a node may do anything: torch operators of other libraries, and what users gave a
-    kernel for."""
+    kernel for. Of a row of the operator table the traits tell."""
     if node.type in TORCH_CALLS:
         # By its name: a graph from a file may call an operator whose library is not loaded.
         return node.attr("target").partition("::")[0] not in purity.OWN_NAMESPACES
-    return node.type not in (*INPUTS, "NetOutput") and is_users(node.type)
+    known = node.type in (*INPUTS, "NetOutput") or is_declared(node.type)
+    return not known and is_users(node.type)
 
 
 def is_pure(node: Node) -> bool:
