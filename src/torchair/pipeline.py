@@ -226,9 +226,11 @@ def _next_name() -> str:
 
 
 def engine_settings(config: CompilerConfig) -> Settings:
-    """Settings for a graph in the engine whatever the mode is, without files of its own."""
+    """Settings for a graph in the engine whatever the mode is, without files and checks of its
+    own."""
     own = copy.deepcopy(config)
     own.mode = MAX_AUTOTUNE
+    own.debug.deadlock_check = False
     return replace(Settings.of(own), graph_dump_type=None)
 
 

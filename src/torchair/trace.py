@@ -137,8 +137,13 @@ def model_directory(
     speaker: TorchairLogger = logger, kind: Literal["model", "compile"] = "model"
 ) -> Path | None:
     """A new `<kind>__<k>` folder in torch's debug directory, None when debugging is off."""
-    if not Flags.read().compile_debug:
-        return None
+    return numbered_directory(speaker, kind) if Flags.read().compile_debug else None
+
+
+def numbered_directory(
+    speaker: TorchairLogger = logger, kind: Literal["model", "compile"] = "model"
+) -> Path:
+    """A new `<kind>__<k>` folder in torch's debug directory, whether debugging is on or not."""
     return debug_root(speaker) / f"{kind}__{FOLDERS[speaker.name].next(kind)}"
 
 

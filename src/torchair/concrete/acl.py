@@ -19,6 +19,7 @@ from torchair.capture import (
     render,
     substrate_for,
 )
+from torchair.capture.check import check_captured
 from torchair.capture.graph import wired
 from torchair.capture.updates import Updates
 from torchair.concrete.ge import ConcreteGraph
@@ -73,6 +74,8 @@ class AclConcreteGraph(ConcreteGraph):
         logger.debug("fx code of %s, ready for capture: %s", self.name, self.forward.code)
         self._dump_if_wanted("optimized")
         tell(4, lambda: fx_text(self.forward))
+        if self._settings.deadlock_check:
+            check_captured(self.forward, self.name, trace)
         self._load(device_of(given).with_results_on(devices_of_results(self.forward)))
         trace.show_program(self.name, self.codegen)
         artifact(f"{self.name}_capture", self.codegen)

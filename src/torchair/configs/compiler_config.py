@@ -322,6 +322,7 @@ class Settings:
     report_path: str | None = _at("debug.report._path")
     run_eagerly: bool = _at("debug.run_eagerly")
     strict: bool = _at("debug.strict")  # fallbacks are errors
+    deadlock_check: bool = _at("debug.deadlock_check")
 
     frozen_parameter: bool = _at("experimental_config.frozen_parameter")
     enable_view_optimize: bool = _at("experimental_config.enable_view_optimize")

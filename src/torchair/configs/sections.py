@@ -163,9 +163,9 @@ class DebugConfig(Section):
         "environment variable `TORCHAIR_STRICT=1` says so for all graphs")
     deadlock_check = (
         flag(False).emits(modes=ALL_MODES, field="check_streams")
-        .doc("GE", "works: races, waits that are never satisfied, and core budgets are reported "
-            "when a graph is compiled, see [streams.md](streams.md)", elsewhere="captured graphs "
-            "are not checked for deadlocks").flat("deadlock_check", own=True)
+        .doc("both", "works: races, waits that are never satisfied, and core budgets are reported "
+            "when a graph is compiled; of a captured graph the core budgets, see "
+            "[streams.md](streams.md)").flat("deadlock_check", own=True)
     )
 
 

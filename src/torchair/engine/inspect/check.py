@@ -25,7 +25,7 @@ from torchair.engine.run.segment import range_of
 from torchair.ge.graph import NO_WORK, Graph, Mark, Node, Origin, Value
 from torchair.operators import Trait, has_trait
 from torchair.operators.generic import find_target
-from torchair.tools.gegraph_check.deadlock_check import deadlock_check
+from torchair.tools.gegraph_check.deadlock_check import Conflict, deadlock_check
 from torchair.tools.gegraph_check.filter_operators import filter_comm_ops
 from torchair.tools.gegraph_check.tasks import sounds_like_communication, write_events
 
@@ -348,9 +348,7 @@ def report(
     now = datetime.now().strftime("%Y%m%d%H%M%S")
     number = graph.name.rpartition("_")[2]
     stem = f"{folder}/debug_output_graph_{number}_timestamp{now}_pid_{os.getpid()}"
-    write_events(f"{stem}.json", graph_tasks(graph, lanes, cores, VECTOR_CORES))
-    filtered = filter_comm_ops(f"{stem}.json", f"{stem}_filtered.json")
-    risks = deadlock_check(filtered, f"{stem}_filtered_deadlock_check.json", VECTOR_CORES)
+    risks = judge(stem, graph_tasks(graph, lanes, cores, VECTOR_CORES))
     if findings or risks:
         text = "; ".join(str(f).split("\n")[0] for f in findings)
         text = text or f"{len(risks)} pair(s) of communication operators need too many cores"
@@ -358,11 +356,35 @@ def report(
     return findings
 
 
+def judge(stem: str, tasks: Sequence[Mapping[str, Any]]) -> list[Conflict]:
+    """Write a task file and the communication of it, and print which of that may never end."""
+    write_events(f"{stem}.json", tasks)
+    filtered = filter_comm_ops(f"{stem}.json", f"{stem}_filtered.json")
+    return deadlock_check(filtered, f"{stem}_filtered_deadlock_check.json", VECTOR_CORES)
+
+
 # ---- the graph as a task file: what a device with streams and events would run ----
 #
 # Times are made up, one unit for each task, so that a viewer shows the order.
 
 _UNIT = 10.0  # microseconds
+
+
+class TaskFile:
+    """Events of a task file: the names of its streams, then the tasks that are added."""
+
+    def __init__(self, streams: Sequence[str]) -> None:
+        self.events: list[dict[str, Any]] = [
+            {"name": "thread_name", "ph": "M", "pid": 0, "tid": i, "args": {"name": name}}
+            for i, name in enumerate(streams)
+        ]
+        self._count = 0
+
+    def add(self, name: str, stream: int, args: Mapping[str, Any]) -> None:
+        """One more task, after all those before."""
+        at = {"pid": 0, "tid": stream, "ts": self._count * _UNIT, "dur": _UNIT}
+        self.events.append({"name": name, "ph": "X", **at, "args": {"TaskId": self._count, **args}})
+        self._count += 1
 
 
 def graph_tasks(
@@ -384,12 +406,8 @@ def graph_tasks(
         handles.setdefault(before, []).append((k, handle))
     awaited = {(b, k): handle for b, pairs in handles.items() for k, handle in pairs}
     limits = _limits(cores, vector_cores)
-    made: list[dict[str, Any]] = []
-
-    def add(name: str, stream: int, args: dict[str, Any]) -> None:
-        task = {"name": name, "ph": "X", "pid": 0, "tid": stream, "ts": len(made) * _UNIT}
-        made.append({**task, "dur": _UNIT, "args": {"TaskId": len(made), **args}})
-
+    tasks = TaskFile([label or "default stream" for label in labels])
+    add = tasks.add
     for k, node in enumerate(nodes):
         stream = order.lane[k]
         for before in order.waits.get(k, ()):
@@ -398,12 +416,7 @@ def graph_tasks(
         for after, handle in handles.get(k, ()):
             args = {"Task Type": "EVENT_RECORD", "for": nodes[after].name}
             add(f"EVENT_RECORD_{handle}", stream, args)
-    names = [_row(i, label or "default stream") for i, label in enumerate(labels)]
-    return [*names, *made]
-
-
-def _row(stream: int, name: str) -> dict[str, Any]:
-    return {"name": "thread_name", "ph": "M", "pid": 0, "tid": stream, "args": {"name": name}}
+    return tasks.events
 
 
 def _limits(cores: str, vector_cores: int) -> tuple[int, int]:

@@ -127,7 +127,7 @@ class IssueOrder:
         self._at[node] = now[self.stream(node)] = len(self._at)
         self._done[node] = dict(now)
         if node.target in _RECORDS:
-            self._events[_event(node)] = self._done[node]
+            self._events[event_key(node)] = self._done[node]
 
     def wait(self, stream: Stream, node: fx.Node) -> None:
         """A stream has waited for a node."""
@@ -149,16 +149,16 @@ class IssueOrder:
     def _awaited(self, node: fx.Node) -> Iterator[Clock]:
         if node.target is air.wait.default:
             yield from (self._done[mark] for mark in node.all_input_nodes)
-        elif node.target is air.tagged_event_wait.default and _event(node) in self._events:
-            yield self._events[_event(node)]
+        elif node.target is air.tagged_event_wait.default and event_key(node) in self._events:
+            yield self._events[event_key(node)]
 
     def _merge(self, into: Clock, clock: Clock) -> None:
         for stream, at in clock.items():
             into[stream] = max(into.get(stream, -1), at)
 
 
-def _event(node: fx.Node) -> tuple[object, ...]:
-    """Tag of an event, and whether a pass made it."""
+def event_key(node: fx.Node) -> tuple[object, ...]:
+    """The node of a record, or the tag of an event and whether a pass made it."""
     if node.target is air.record.default:
         return (node,)
     inside = node.args[1] if len(node.args) > 1 else node.kwargs.get("created_inside", False)
