@@ -67,6 +67,13 @@ def _tolerance(text: str) -> float:
     return number
 
 
+def _rate(text: str) -> float:
+    number = _tolerance(text)
+    if not number:
+        raise argparse.ArgumentTypeError("a rate is more than 0")
+    return number
+
+
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
@@ -148,10 +155,15 @@ def _package(parser: Parser) -> None:
 
 
 def _compare(parser: Parser) -> None:
-    parser.add_argument("first", metavar="DUMP_A", help="folder of an eager npy or a GE dump")
-    parser.add_argument("second", metavar="DUMP_B", help="folder of another")
+    parser.add_argument("first", metavar="DUMP_A", help="folder of a dump; with --npu a graph file")
+    parser.add_argument("second", nargs="?", metavar="DUMP_B", help="folder of another")
     parser.add_argument("-o", "--output", default="compare.csv", help="table, `compare.csv`")
     parser.add_argument("--rtol", type=_tolerance, help="what diverges")
+    card = parser.add_argument_group("a graph (.txt, .py, .air) against a real card")
+    card.add_argument("--npu", metavar="DUMP", help="folder of a binary dump that CANN wrote")
+    card.add_argument("--profile", metavar="FOLDER", help="an *_ascend_pt folder, for times")
+    card.add_argument("--bandwidth", type=_rate, metavar="GB/s", help="of memory, 1600")
+    card.add_argument("--flops", type=_rate, metavar="TFLOP/s", help="of products, 313")
 
 
 def _cache(parser: Parser) -> None:
@@ -194,7 +206,9 @@ COMMANDS = {
     "report": Command(
         "run a program, write a page about its graphs", f"{_WATCHED}:report", _report, True
     ),
-    "compare": Command("two data dumps, matched by FX names", f"{_FILES}:compare", _compare),
+    "compare": Command(
+        "two data dumps, or a graph with the dump of a card", f"{_FILES}:compare", _compare
+    ),
     "run": Command(
         "run a script, with an emulated npu", "torchair.emulate.launcher:run", _run, True
     ),

@@ -20,10 +20,15 @@ from torchair.operators import infer
 from torchair.process import Steps
 from torchair.serde import read_graph
 from torchair.tools import compare_dumps
+from torchair.verification import card, roofline
 
 
 def compare(options: argparse.Namespace) -> int:
     """`torchair compare`: 1 if something diverges."""
+    if options.npu is not None:
+        return _compare_card(options)
+    if options.second is None:
+        raise CommandError("two dumps are compared; `--npu DUMP` compares one with a graph file")
     tolerance = compare_dumps.RTOL if options.rtol is None else options.rtol
     with Steps("torchair compare") as steps:
         found = compare_dumps.compare(
@@ -34,6 +39,30 @@ def compare(options: argparse.Namespace) -> int:
     print(found)
     print(found.write(Path(options.output)))
     return 1 if found.diverging else 0
+
+
+def _compare_card(options: argparse.Namespace) -> int:
+    """`torchair compare --npu`: 1 if a node of the card is wrong."""
+    if options.second is not None:
+        raise CommandError("--npu takes one graph file beside the dump")
+    graph = read_graph(options.first, infer)
+    with Steps("torchair compare") as steps:
+        reports = card.judge_dump(graph, Path(options.npu), options.rtol or 0.0, steps.next)
+    for report in reports:
+        print(report)
+    print(card.write_table(reports, Path(options.output)))
+    if options.profile is not None:
+        _print_times(options)
+    return 1 if any(report.wrong for report in reports) else 0
+
+
+def _print_times(options: argparse.Namespace) -> None:
+    rates = roofline.Rates(
+        options.bandwidth or roofline.BANDWIDTH, options.flops or roofline.FLOPS
+    )
+    kernels = roofline.by_time_lost(roofline.kernel_times(Path(options.profile)), rates)
+    title = f"{len(kernels)} kernels at {rates.bandwidth:g} GB/s and {rates.flops:g} TFLOP/s"
+    print_table(title, roofline.HEAD, [k.cells(rates) for k in kernels])
 
 
 def cache(options: argparse.Namespace) -> int:
