@@ -33,6 +33,7 @@ PROGRAMS = {
     "examples/reliability.py": ("equal to eager", ["docs/reliability.md"]),
     "examples/report.py": ("kernels", ["docs/report.md"]),
     "examples/tuning.py": (" results", ["docs/tuning.md"]),
+    "examples/card.py": ("exit code 1", ["docs/card_dumps.md"]),
     "examples/verify.py": ("lines show it again", ["docs/verify.md"]),
     "docs/tiny_torchair.py": ("equal to eager", []),
 }
@@ -89,6 +90,7 @@ def test_readme_example_runs(tmp_path):
     "page, program",
     [
         ("tour.md", "tour.py"),
+        ("card_dumps.md", "card.py"),
         ("streams.md", "streams.py"),
         ("cpu_engine.md", "native.py"),
         ("writing_converters.md", "custom_op.py"),
