@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from random_graphs import Maker
 from torchair.cli import main
 from torchair.emulate.profiles.output import KERNEL_COLUMNS
 from torchair.errors import SerializationError
 from torchair.ge.build import Const, Data, NetOutput, builder
 from torchair.ge.dtypes import torch_to_ge
-from torchair.ge.graph import Graph, Node
+from torchair.ge.graph import Graph, Node, topological
 from torchair.operators import infer
 from torchair.operators.reference import run_node
 from torchair.serde import cann_dump, write_graph
 from torchair.serde.cann_dump import CardTensor, OperatorDump
 from torchair.verification import roofline
 from torchair.verification.card import CardReport, Skipped, judge_dump
+from torchair.verification.judge import widened
 
 # ---- the format
 
@@ -115,6 +117,15 @@ def test_what_is_not_read_says_why(dtype, layout, size, why):
     assert one.tensor is None and why in one.unread
 
 
+def test_a_single_element_of_any_stride_is_written():
+    one = torch.arange(4.0)[1::3]
+    assert one.is_contiguous() and one.stride() == (3,)
+    (found,) = cann_dump.from_bytes(
+        cann_dump.to_bytes(OperatorDump("n", outputs=[CardTensor(one)]))
+    ).outputs
+    assert torch.equal(found.tensor, one)
+
+
 def test_no_bytes_do_more_than_raise_one_error():
     noise = random.Random(0)
     read = 0
@@ -203,6 +214,49 @@ def test_a_planted_error_is_named_and_nothing_else(name, mode, tmp_path):
     assert wrong.wrong.error == pytest.approx(0.5, rel=0.05)
     assert 0 < wrong.wrong.allowed < 0.2
     assert f"first wrong node: {name} ({wrong.node.type}, float16[4, 5]): error 0." in str(report)
+
+
+def rounded_card(made: Maker, folder: Path, pick: random.Random, plant: bool) -> Node | None:
+    """Dump a run that rounds the truth of each node, which nobody else does, and leaves out some
+    nodes; with an error in the node that is returned."""
+    env = dict(zip((n.outputs[0] for n in made.graph.data), made.inputs, strict=True))
+    target = None
+    nodes = [n for n in topological(made.graph.nodes) if n.type != "NetOutput"]
+    for task, node in enumerate(nodes):
+        given = {v: env[v] for v in node.values()}
+        if node not in made.graph.data:
+            own = run_node(node, given)
+            wide = run_node(node, {v: widened(t) for v, t in given.items()})
+            results = [w.to(o.dtype).clone() for o, w in zip(own, wide, strict=True)]
+            if plant and target is None and task > len(nodes) // 2 and can_be_wrong(node, results):
+                largest, target = float(results[0].abs().max()), node
+                results[0] = results[0].contiguous()
+                results[0].view(-1)[pick.randrange(results[0].numel())] += largest / 5
+            env |= dict(zip(node.outputs, results, strict=True))
+        if node.type == "Const" or (node is not target and node.inputs and pick.random() < 0.3):
+            continue
+        outputs = [CardTensor(env[v]) for v in node.outputs]
+        cann_dump.write(
+            folder, node.type, OperatorDump(node.name, (), outputs, 10**15 + task), task
+        )
+    return target
+
+
+def can_be_wrong(node: Node, results: list[torch.Tensor]) -> bool:
+    first = results[0]
+    computed = node.type != "Const" and first.is_floating_point() and first.numel()
+    return bool(computed and first.isfinite().all() and first.abs().max() > 1e-3)
+
+
+@pytest.mark.parametrize("seed", range(3000, 3012))
+def test_random_graphs_have_no_error_but_the_planted_one(seed, tmp_path):
+    made, pick = Maker(seed, nodes=20), random.Random(seed)
+    rounded_card(made, tmp_path / "right", pick, plant=False)
+    (report,) = judge_dump(made.graph, tmp_path / "right")
+    assert report.verdicts and not report.wrong
+    target = rounded_card(made, tmp_path / "wrong", pick, plant=True)
+    (report,) = judge_dump(made.graph, tmp_path / "wrong")
+    assert [v.node for v in report.wrong] == ([] if target is None else [target])
 
 
 def judged_small(tmp_path: Path, change: Callable[[Path], None]) -> CardReport:

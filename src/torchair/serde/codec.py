@@ -186,7 +186,8 @@ def tensor_memory(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if not flat.nbytes:
         return memoryview(b"")
-    return memoryview(flat.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    row = flat.as_strided((flat.numel(),), (1,))  # a single element may have any stride
+    return memoryview(row.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def read_tensor(source: Any, data: memoryview | None = None) -> torch.Tensor:
