@@ -61,7 +61,11 @@ def test_the_package_tells_what_it_has():
         import torch, torch_npu, torch_npu.npu, torch_npu.profiler, torch.npu.amp
         from torch_npu.dynamo import torchair as same
         from torch_npu.dynamo.torchair.configs.compiler_config import CompilerConfig
+        from torch_npu.dynamo import npugraph_ex
+        from torch_npu.dynamo.npugraph_ex.npu_fx_compiler import get_npu_backend
         from torch_npu.npu.amp import autocast
+        assert npugraph_ex is torchair.npugraph_ex
+        assert get_npu_backend is npugraph_ex.get_npu_backend
         assert same is torchair and CompilerConfig is torchair.CompilerConfig
         assert torch_npu.npu is torch.npu and torch.npu.device_count() == 3
         assert importlib.util.find_spec("torch_npu") is not None

@@ -24,6 +24,7 @@ class FxContext:
     example_inputs: Sequence[Any] = ()
     config: Any = None  # the user's
     name: str = "graph"  # of the graph: part of the tags of events
+    phase: str = "forward"  # or "backward", for the log
 
 
 NO_CONTEXT = FxContext()

@@ -79,6 +79,12 @@ class NpuFxCompiler:
 
     @pretty_error_msg
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
+        return self._get_compiled_gm(gm, example_inputs)
+
+    # This method and the next have the names of the original: scripts replace them.
+
+    def _get_compiled_gm(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> GmRunner:
+        """The compiled graph as AOTAutograd calls it, shown to all who look on."""
         check_interpreter()
         settings = Settings.of(self.config)
         trace = self._trace if self._trace is not None else Trace()
@@ -87,7 +93,7 @@ class NpuFxCompiler:
             trace.changes = []
         quiet, strict = no_garbage_collection(), strictness(settings.strict)
         with quiet, strict, unset_fake_temporarily(), torch._C.DisableTorchFunction():
-            made = self._compile(gm, example_inputs, settings, trace)
+            made = self._gen_compiled_gm(gm, example_inputs, trace)
             runner = GmRunner(made, trace)
             static, inputs = self._static_arguments(trace), list(example_inputs)
             for observer in observers:
@@ -95,9 +101,11 @@ class NpuFxCompiler:
                 runner = observer(seen)
             return runner
 
-    def _compile(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, trace: Trace
+    def _gen_compiled_gm(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], observer: Trace
     ) -> Callable[..., Any]:
+        """What a graph is compiled to; `observer` keeps records of passes."""
+        settings, trace = Settings.of(self.config), observer
         _log_inputs(gm, example_inputs)
         if trace.writes:
             trace.write("graph", "txt", fx_text(gm))
@@ -199,9 +207,10 @@ def optimize_fx(
 ) -> fx.GraphModule:
     """The common FX passes, in place."""
     config = config if config is not None else CompilerConfig()
-    runner = PassRunner(FX_KIND, settings or Settings.of(config), trace or Trace())
+    trace = trace if trace is not None else Trace()
+    runner = PassRunner(FX_KIND, settings or Settings.of(config), trace)
     logger.debug("before fx graph optimization, graph is %s", gm.graph)
-    runner.run(FX_PASSES, gm, FxContext(example_inputs, config))
+    runner.run(FX_PASSES, gm, FxContext(example_inputs, config, phase=trace.phase))
     logger.debug("after fx graph optimization, graph is %s", gm.graph)
     return gm
 

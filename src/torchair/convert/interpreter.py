@@ -251,6 +251,7 @@ class GraphConverter:
 
     def _dispatch(self, node: fx.Node, meta: Any) -> Any:
         target: Any = node.target
+        logger.debug("target: %s", target)
         if _is_air(target):
             return self._air(node)
         if target is aten.copy_.default and node.args[0] in self._pending:

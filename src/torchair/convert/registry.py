@@ -77,14 +77,59 @@ class Converter:
         self._aten_op = aten_op
         self.samples: list[Any] = []  # calls that it is declared to support
 
+    @property
+    def _signature(self) -> inspect.Signature:
+        """Parameters of the operator, under the name that the original has for them."""
+        return inspect.signature(self._aten_op)
+
+    @property
+    def supported_cases(self) -> list[Any] | None:
+        """The samples, None where none are declared."""
+        return self.samples or None
+
     def __call__(self, converter: Callable[..., Any]) -> Converter:
         _user[self._aten_op] = entry_of(converter, by_user=True)
+        _show_on(self._aten_op)
         return self
 
     def check(self) -> list[str]:
         """Try the samples that were declared; what went wrong, none if all give torch's result."""
         found = (sample.check(self._aten_op) for sample in self.samples)
         return [problem for problem in found if problem is not None]
+
+
+class RegisteredConverter:
+    """Stands on an operator, as `_ge_converter`, for the converter that is registered for it.
+    Another one put in its place is used instead."""
+
+    is_registered = True
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+
+    @property
+    def _entry(self) -> Registration:
+        entry = registered_for(self._op)
+        assert entry is not None, f"{self._op} has no converter"
+        return entry
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self._entry.fn
+
+    @property
+    def require_meta(self) -> bool:
+        """Whether it asks for what tracing saw of the results."""
+        return "meta_outputs" in self._entry.wants
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._entry.fn(*args, **kwargs)
+
+
+def _show_on(target: Any) -> None:
+    """Let a torch operator show its converter, unless somebody has put one there."""
+    if isinstance(target, _Overload) and not hasattr(target, "_ge_converter"):
+        setattr(target, "_ge_converter", RegisteredConverter(target))  # noqa: B010
 
 
 def register_fx_node_ge_converter(aten_op: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -101,6 +146,9 @@ def register_fx_node_ge_converter(aten_op: Any) -> Callable[[Callable[..., Any]]
 def unregister(aten_op: Any) -> None:
     """Forget a user registration; the built-in converter, if any, is back."""
     _user.pop(aten_op, None)
+    shown = getattr(aten_op, "__dict__", {}).get("_ge_converter")
+    if isinstance(shown, RegisteredConverter) and registered_for(aten_op) is None:
+        del aten_op._ge_converter
 
 
 def builtin(
@@ -118,6 +166,7 @@ def builtin(
             if target is not None:
                 assert target not in _builtin, f"two converters for {target}"
                 _builtin[target] = entry_of(_by_parameters(fn, target, filled), False, place)
+                _show_on(target)
         return fn
 
     return register

@@ -61,7 +61,10 @@ def config_of(config: Any, backend: Callable[..., Any] | None) -> Any:
     """The configuration that both arguments agree on, None where none has one."""
     theirs = getattr(backend, "keywords", {}).get("compiler_config")
     if config is not None and theirs is not None and config != theirs:
-        raise ValueError("the config given to cache_compile is not that of the backend; give one")
+        raise ValueError(
+            "config in current backend is different from the config during cache generation. "
+            "Give cache_compile a config or a backend"
+        )
     return config if config is not None else theirs
 
 

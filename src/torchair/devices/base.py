@@ -18,7 +18,7 @@ from torchair.devices.hosted import Caller, HostMemory, host_memory
 from torchair.engine.compile import target_of
 from torchair.engine.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.options import initialize_graph_engine, take_dump_options
+from torchair.engine.options import PER_GRAPH, initialize_graph_engine, take_dump_options
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.executor import Program, Run
 from torchair.engine.run.held import Held
@@ -156,6 +156,7 @@ class GraphCall:
             options, process = self.options()
             process, dump = take_dump_options(process)
             initialize_graph_engine(process)
+            options = {**options, **{k: v for k, v in process.items() if k in PER_GRAPH}}
             outputs = self.graph.output.values()  # type: ignore[union-attr]
             self.session.load(
                 self.graph, options, state=self.state, device=self.device.name, dump=dump,

@@ -50,7 +50,8 @@ class TorchNpu(ModuleType):
         for name in _SUBMODULES:
             setattr(self, name, importlib.import_module(f"{self.__name__}.{name}"))
         importlib.import_module(f"{self.__name__}.profiler.profiler")
-        self.dynamo.torchair = importlib.import_module(f"{self.__name__}.dynamo.torchair")
+        for name in ("torchair", "npugraph_ex"):
+            setattr(self.dynamo, name, importlib.import_module(f"{self.__name__}.dynamo.{name}"))
         self.__all__ = sorted(n for n in self.__dict__ if not n.startswith("__"))
 
     def __getattr__(self, name: str) -> Any:
@@ -68,6 +69,7 @@ class TorchNpu(ModuleType):
 
 
 _OURS = f"{PACKAGE}.dynamo.torchair"
+_CAPTURE = f"{PACKAGE}.dynamo.npugraph_ex"
 
 # Modules of the package: the module that stands for each, None for one that only holds others. What
 # follows a colon is called on import: some modules are imported for what that does.
@@ -81,6 +83,7 @@ MODULES: dict[str, str | None] = {
     f"{PACKAGE}.contrib.transfer_to_npu": "torchair.emulate.transfer:redirect",
     f"{PACKAGE}.dynamo": None,
     _OURS: "torchair",
+    _CAPTURE: "torchair.npugraph_ex",
 }
 
 
@@ -100,7 +103,8 @@ class Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        stands_for = MODULES.get(name, f"torchair{name.removeprefix(_OURS)}")
+        inside = name.removeprefix(f"{PACKAGE}.dynamo.").removeprefix("torchair.")
+        stands_for = MODULES.get(name, f"torchair.{inside}")
         if isinstance(module, TorchNpu):
             module.fill()
         elif stands_for is not None:
@@ -115,7 +119,7 @@ def install_finder() -> None:
     the path does, which would find their files and load them a second time."""
     if not any(isinstance(f, Finder) for f in sys.meta_path):
         sys.meta_path.append(Finder(lambda name: name == PACKAGE or name in MODULES))
-        sys.meta_path.insert(0, Finder(lambda name: name.startswith(f"{_OURS}.")))
+        sys.meta_path.insert(0, Finder(lambda name: name.startswith((f"{_OURS}.", f"{_CAPTURE}."))))
 
 
 # ---- torch.npu ----

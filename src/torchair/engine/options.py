@@ -46,7 +46,8 @@ class EngineOptions:
     @classmethod
     def of(cls, local: Mapping[str, str], process: Mapping[str, str]) -> EngineOptions:
         """From the local options of a graph and the global ones of the process."""
-        flags, known = Flags.read(), engine_values(local, process)
+        own = {k: v for k, v in local.items() if k in PER_GRAPH}
+        flags, known = Flags.read(), engine_values(local, {**process, **own})
         in_file, tunes = read_switches(known.pop("switch_file")), known.pop("tune_mode") == "2"
         listed = parse_switches(known["switches"])
         known["switches"] = {**by_our_names(in_file), **by_our_names(listed)}
@@ -85,6 +86,10 @@ def take_dump_options(options: Mapping[str, str]) -> tuple[dict[str, str], DumpO
     return rest, DumpOptions(**known) if known.pop("on") else None
 
 
+PER_GRAPH = frozenset({"ge.optimizationSwitch"})
+"""Global options that a graph may have of its own; those of the process are for graphs without."""
+
+
 class GraphEngine:
     """The process-wide engine: global options are fixed by the first graph that needs it."""
 
@@ -101,11 +106,13 @@ class GraphEngine:
         with self._lock:
             if self._options is None:
                 self._options = dict(options)
-                native_logger.info("engine initialised with %s", self._options)
+                native_logger.info("Initializing GE with options: %s", self._options)
                 return
             in_force = self._options
         differences = {
-            k: (in_force.get(k, "not set"), v) for k, v in options.items() if in_force.get(k) != v
+            k: (in_force.get(k, "not set"), v)
+            for k, v in options.items()
+            if in_force.get(k) != v and k not in PER_GRAPH
         }
         if differences:
             raise EngineOptionError(

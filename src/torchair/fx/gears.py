@@ -38,7 +38,9 @@ def _check_gears(dim: Any, gears: Any, rank: int) -> None:
     for i, gear in enumerate(gears):
         element = f"Element at index {i} of value for {where}"
         assert isinstance(gear, int), f"{element} must be an integer, but got {type(gear)}."
-        assert gear != 0, f"{element} must not be 0."
+        assert gear != 0, (
+            f"Gear value at index {i} for dim index {dim} must not be 0, but got {gear}."
+        )
     assert 2 <= len(gears) <= _MOST, (
         f"Length of gears for {where} must be in range [2, {_MOST}], but got {len(gears)}."
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pkgutil import resolve_name
@@ -106,22 +105,18 @@ def install() -> None:
 # ---- converters on the operators themselves, where the original keeps them
 
 
-class RegisteredConverter:
-    """Stands on an operator for the converter that is registered for it, which is not loaded before
-    somebody asks. Another one put in its place is used instead."""
+class _ConverterToLoad:
+    """A `RegisteredConverter` that loads converters when somebody asks."""
 
     is_registered = True
 
     def __init__(self, op: Any) -> None:
         self._op = op
 
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         from torchair.convert import registry
 
-        entry = registry.registered_for(self._op)
-        assert entry is not None, f"{self._op} has no converter"
-        return entry.fn
+        return getattr(registry.RegisteredConverter(self.__dict__["_op"]), name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)
@@ -131,4 +126,4 @@ def put_on_operators() -> None:
     """Let operators of our own library show their converters."""
     op: Any = torch.ops.air.print.default
     if not hasattr(op, "_ge_converter"):
-        op._ge_converter = RegisteredConverter(op)
+        op._ge_converter = _ConverterToLoad(op)

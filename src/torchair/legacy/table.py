@@ -21,6 +21,7 @@ torchair.core._torchair:
 torchair.core._concrete_graph:
     torchair.concrete.ge ConcreteGraphBase=ConcreteGraph
     torchair.convert.interpreter ValuePack
+    torchair.legacy.views _is_symlist=is_symlist
 torchair.core._backend:
     torchair.devices.hosted TorchNpuGraph=HandmadeGraph
     torchair.engine.options initialize_graph_engine finalize_graph_engine
@@ -42,6 +43,7 @@ torchair._ge_concrete_graph.fx2ge_converter:
     torchair.concrete GeConcreteGraph
     torchair.convert.registry Converter register_fx_node_ge_converter
     torchair.convert.samples declare_supported
+    torchair.legacy.views _CONVERTERS=CONVERTERS
     torchair.ge.dtypes ExecutorType Placement torch_type_to_ge_type=torch_to_ge
     torchair.ge.rewrite _normalize_ge_graph=verify
     torchair.engine.optimize.passes.ordering
@@ -116,7 +118,9 @@ torchair.npu_fx_compiler:
     torchair.backend get_npu_backend get_compiler _npu_backend=npu_backend
     torchair.pipeline _NpuFxCompiler=NpuFxCompiler _next_unique_graph_id=next_graph_id
         _GLOBAL_GRAPH_ID=latest_graph_id _optimize_fx=optimize_fx
-    torchair.pipeline.NpuFxCompiler _get_compiled_gm=__call__
+    torchair.pipeline.NpuFxCompiler _get_compiled_gm _gen_compiled_gm
+    torchair.legacy.views _CompiledFxGraph=CompiledFxGraph
+        _CompiledFxArtifacts=CompiledFxArtifacts _unpack_meta_list=unpack_meta_list
     torchair.convert.interpreter _NpuGraphConverter=GraphConverter
     torchair.runner _GmRunner=GmRunner
     torchair.fx.passes.builtin _optimize_sym_input=optimize_sym_input
@@ -142,8 +146,12 @@ torchair.ge_concrete_graph.supported_declaration:
 torchair.ge_concrete_graph.ge_converter.experimental.patch_for_hcom_allreduce
 npugraph_ex._acl_concrete_graph.fx2acl_converter: torchair._acl_concrete_graph.fx2acl_converter *
 npugraph_ex.npu_fx_compiler:
-    torchair.npugraph_ex.backend get_compiler get_npu_backend
-    torchair.pipeline _GLOBAL_GRAPH_ID=latest_graph_id
+    torchair.npugraph_ex.backend get_compiler get_npu_backend compile_fx
+    torchair.pipeline _GLOBAL_GRAPH_ID=latest_graph_id _next_unique_graph_id=next_graph_id
+        _optimize_fx=optimize_fx
+    torchair.legacy.views _NpuFxCompiler=NpugraphExCompiler _CompiledFxGraph=CompiledFxGraph
+        _CompiledFxArtifacts=CompiledFxArtifacts _unpack_meta_list=unpack_meta_list
+npugraph_ex.core._concrete_graph: torchair.core._concrete_graph *
 npugraph_ex._utils.graph_transform_observer: torchair.trace DebugContext=npugraph_ex_folders
 npugraph_ex.inference:
     torchair.npugraph_ex.backend cache_compile
@@ -193,7 +201,7 @@ _CACHE = TABLE["torchair.inference._cache_compiler"]
 TABLE |= {
     "torchair.inference.cache_compiler": _CACHE,
     "npugraph_ex.inference._cache_compiler": _CACHE
-    | {"CompiledModel": "torchair.deploy.cached.NpugraphExCacheFile"},
+    | {"CompiledModel": "torchair.legacy.views.NpugraphExCacheFile"},
 } | {
     f"npugraph_ex.tools.aclgraph_check.{tool}": {"*": f"torchair.tools.gegraph_check.{tool}"}
     for tool in ("align_trace", "deadlock_check", "filter_operators")

@@ -24,6 +24,17 @@ aten = torch.ops.aten
 _COPY = aten.copy_.default
 
 
+# Sentences of the original, which scripts look for.
+_CHECKED = "[multi_stream_single_reinplace]Current node: %s, type: %s check no multi stream users "
+_ONE_STREAM = _CHECKED + (
+    "success for reinplace. The users of the mutated input node did not have multiple streams."
+)
+_SEVERAL_STREAMS = _CHECKED + (
+    "failed for reinplace. The users of the mutated input node have multiple streams. All the "
+    "users are %s."
+)
+
+
 class Reinplacer:
     """Rewrites the nodes of one graph. `inputs` and `others` say whether memory of the graph's
     inputs and of computed values may be overwritten; `by_events`, whether a value that several
@@ -213,13 +224,16 @@ class Reinplacer:
     def _check_streams(self, node: fx.Node, storage: int, copies: Iterable[fx.Node]) -> None:
         users = {user for user, _ in self.memory.uses(storage)} - {node, *copies}
         if len({self.order.stream(user) for user in users | {node}}) == 1:
+            logger.debug(_ONE_STREAM, node.name, node.target)
             return
-        if not self._by_events:
-            raise values.Stays("several streams use it")
-        for user in users:
+        problem = None if self._by_events else "several streams use it"
+        for user in users if self._by_events else ():
             ordered = (user, node) if user < node else (node, user)
             if not self.order.before(*ordered):
-                raise values.Stays(f"{user} is on another stream and may run at the same time")
+                problem = f"{user} is on another stream and may run at the same time"
+        if problem is not None:
+            logger.debug(_SEVERAL_STREAMS, node.name, node.target, sorted(map(str, users)))
+            raise values.Stays(problem)
 
 
 def _copies(user: fx.Node, node: fx.Node) -> bool:

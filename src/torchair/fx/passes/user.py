@@ -35,7 +35,7 @@ def _run(name: str, gm: fx.GraphModule, context: FxContext) -> None:
     """Passes change the graph in place; what they return is ignored, what they raise stops the
     compilation, and the graph they leave is checked."""
     user = getattr(context.config, name).value
-    logger.debug("before %s: %s", name, gm.graph)
+    logger.debug("[%s] before [%s] execution, graph is %s", context.phase, name, gm.graph)
     before = {n: (n.target, n.args, n.kwargs) for n in gm.graph.nodes}
     results = _results(gm)
     try:
@@ -47,7 +47,7 @@ def _run(name: str, gm: fx.GraphModule, context: FxContext) -> None:
     check.order()
     check.values(before)
     check.results(results)
-    logger.debug("after %s: %s", name, gm.graph)
+    logger.debug("[%s] after [%s] execution, graph is %s", context.phase, name, gm.graph)
 
 
 def _place(user: Callable[..., Any]) -> str:
