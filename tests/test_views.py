@@ -13,8 +13,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import npugraph_ex
 import torchair
 from torchair import ge
+from torchair.configs.compiler_config import Settings
 from torchair.engine.options import PER_GRAPH, EngineOptions, GraphEngine
 from torchair.errors import EngineOptionError
+from torchair.fx.passes import CAPTURE_PASSES
 from torchair.log import logger
 
 
@@ -155,3 +157,13 @@ def test_the_log_names_what_is_converted(caplog, monkeypatch):
         torchair.get_compiler()(gm, [x])
     assert "target: aten.reshape.default" in caplog.text
     assert "target: aten.view.default" not in caplog.text
+
+
+def test_the_two_in_place_passes_have_a_switch_each():
+    config = torchair.CompilerConfig()
+    config.mode = "reduce-overhead"
+    config.debug.aclgraph.disable_reinplace_inplaceable_ops_pass = True
+    settings = Settings.of(config)
+    names = [p.name for p in CAPTURE_PASSES if p.enabled(settings)]
+    assert "reinplace_input_mutated_ops" in names
+    assert "reinplace_inplaceable_ops_pass" not in names
