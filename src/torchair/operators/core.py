@@ -11,6 +11,7 @@ import builtins
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -147,8 +148,12 @@ class Order:
         strides = self.strides(t.shape)
         return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
+    @cached_property
+    def _row_major(self) -> bool:
+        return self.dims == tuple(range(len(self.dims)))
+
     def _fits(self, t: torch.Tensor) -> bool:
-        if t.is_contiguous() and self.dims == tuple(range(len(self.dims))):
+        if self._row_major and t.is_contiguous():
             return True
         if self.dense and not self.dims:
             return False

@@ -164,17 +164,20 @@ def _settling(node: Node, skip: int = 0) -> Callable[[list[Any]], list[Any]]:
     orders = layouts(node)[skip:]
     noted = json.loads(node.attr("arguments")).get("layouts") or []
     gaps = [n.get("strides") if n else None for n in noted][skip:] or [None] * len(orders)
-    if all(order is None for order in orders):
-        return lambda tensors: tensors
+    ranked = [v.shape != () for v in node.values()[skip:]]  # numbers and handles have one layout
+    given = enumerate(zip(orders, gaps, ranked, strict=True))
+    checked = [(k, order, gap) for k, (order, gap, varies) in given if order is not None and varies]
 
     def settle(tensors: list[Any]) -> list[Any]:
-        given = zip(tensors, orders, gaps, strict=True)
-        return [
-            t if order is None else _with_strides(order.settled(t), strides)
-            for t, order, strides in given
-        ]
+        made = tensors
+        for k, order, strides in checked:
+            t = _with_strides(order.settled(tensors[k]), strides)
+            if t is not tensors[k]:
+                made = list(tensors) if made is tensors else made
+                made[k] = t
+        return made
 
-    return settle
+    return settle if checked else lambda tensors: tensors
 
 
 def _with_strides(t: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:

@@ -67,7 +67,7 @@ class Program:
             areas = segment.areas_of(plan)
             self._runs.insert(0, poisoned(lambda registers: None, self.arena, areas))
             self._positions.insert(0, 0)
-        self._transient = self._transient_slots()
+        self._lasting = list(self._registers)  # without what belongs to one call
 
     def _prepare(self) -> list[Run]:
         """One function for each step, one for consecutive native steps together, and one for what
@@ -108,13 +108,6 @@ class Program:
             return torch.empty(meta.shape, dtype=meta.dtype, device=root.device)
         return segment.laid_out(self.arena[root.offset :], meta.dtype, meta.shape, meta.stride())
 
-    def _transient_slots(self) -> list[int]:
-        """Slots that hold something of one call only."""
-        kept = set(self.plan.constants)
-        kept |= {r.slot for r in self.plan.roots if r.kind == "arena"}
-        kept |= {s for step in self.plan.bound for s in step.outs}
-        return [s for s in range(self.plan.slots) if s not in kept]
-
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""
         registers = self._registers
@@ -136,8 +129,7 @@ class Program:
         outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
         if self.plan.write_backs:
             self._write_back(registers)
-        for slot in self._transient:
-            registers[slot] = None
+        registers[:] = self._lasting
         return outputs
 
     def _write_back(self, registers: list[Any]) -> None:
