@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 import warnings
 from collections.abc import Callable
@@ -71,6 +72,7 @@ def timed(call: Callable[[], object], calls: int) -> float:
 @torch.no_grad()
 def main() -> None:
     """Print a table. The three kinds of calls take turns, so that all meet the same machine."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     kinds = " ".join(f"{name:>12s}" for name in OFF)
     print(f"{'':8s} {'bytes':>12s} {'calls':>6s} {kinds}   slice")
     for name, width, layers, rows, bits in SIZES:

@@ -942,6 +942,7 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "post_grad_custom_pre_pass": None,
         "post_grad_custom_post_pass": None,
         "numerics": "default",
+        "deadlock_check": False,
         "graph_dump_type": None,
         "graph_dump_path": ".",
         "data_dump_type": None,

@@ -100,6 +100,7 @@ def test_both_names_are_the_same_modules_and_light(tmp_path):
 # ---- the flat configuration
 
 DEFAULTS = {
+    "numerics": "default",
     "force_eager": False,
     "use_graph_pool": None,
     "reuse_graph_pool_in_same_fx": True,
@@ -133,6 +134,7 @@ DEFAULTS = {
 }
 
 OTHER_VALUES: dict[str, Any] = {
+    "numerics": "strict",
     "use_graph_pool": (0, 7),
     "capture_limit": 3,
     "post_grad_custom_pre_pass": print,
@@ -150,7 +152,7 @@ OTHER_VALUES: dict[str, Any] = {
 
 def test_options_and_defaults():
     config = npugraph_ex.CompilerConfig()
-    assert len(DEFAULTS) == 28 + 2
+    assert len(DEFAULTS) == 28 + 3
     assert config.as_dict() == (DEFAULTS, {})
     assert {name: getattr(config, name).value for name in DEFAULTS} == DEFAULTS
     assert all(type(config.as_dict()[0][n]) is type(v) for n, v in DEFAULTS.items())

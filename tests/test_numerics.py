@@ -103,6 +103,19 @@ def test_strict_sums_of_a_slice_are_ordered_as_in_eager() -> None:
     assert same_bits(torchair.compile(model, (x,), config=config("strict"))(x), model(x))
 
 
+def test_strict_updates_arguments() -> None:
+    def model(cache: Tensor, place: Tensor, new: Tensor) -> Tensor:
+        cache[0].index_copy_(0, place, new)
+        return cache.softmax(-1)
+
+    caches = [torch.ones(2, 4, 3) for _ in range(2)]
+    place, new = torch.tensor([1]), torch.randn(1, 3)
+    backend = torchair.get_npu_backend(compiler_config=config("strict"))
+    compiled = torch.compile(model, backend=backend)
+    assert same_bits(compiled(caches[0], place, new), model(caches[1], place, new))
+    assert same_bits(*caches)
+
+
 def node(target: Any, *operands: Any, result: torch.dtype = torch.float32) -> fx.Node:
     graph = fx.Graph()
     args = []

@@ -44,6 +44,8 @@ def keeps_bits(node: fx.Node) -> bool:
         return not isinstance(target, torch._ops.HigherOrderOperator)  # sizes, `getitem`
     if target.namespace in ("_c10d_functional", "c10d_functional", "npu_define", "air"):
         return True  # communication: the library's own sums
+    if target._schema.is_mutable:
+        return True  # the update of an argument, which a graph has to know of
     draws = torch.Tag.nondeterministic_seeded in target.tags
     if draws or target.namespace not in ("aten", "prims"):
         return False

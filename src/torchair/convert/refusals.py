@@ -57,7 +57,7 @@ _NO_CODE: Mapping[str, frozenset[torch.dtype]] = {
     "aten::_foreach_frac": _INTEGERS | _BOOL,
     "aten::amax": _COMPLEX,
     "aten::amin": _COMPLEX,
-    "aten::bernoulli": _INTEGERS | _BOOL,
+    "aten::bernoulli.default": _INTEGERS | _BOOL,
     "aten::cholesky_inverse": _INTEGERS | _BOOL | {*_SHORT},
     "aten::cholesky_solve": _INTEGERS | _BOOL | {*_SHORT},
     "aten::im2col": _INTEGERS,
@@ -84,10 +84,14 @@ def is_refused(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> bool:
 
 
 def _has_no_code(node: fx.Node, schema: Any, meta_of: Callable[[fx.Node], Any]) -> bool:
-    refused = _NO_CODE.get(schema.name)
+    overload = f"{schema.name}.{schema.overload_name or 'default'}"
+    refused = _NO_CODE.get(schema.name) or _NO_CODE.get(overload)
     if refused is None:
         return False
     metas = [meta_of(n) for n in node.all_input_nodes]
+    numbers = [a for a in node.args if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    if schema.name == "aten::pow" and (numbers or any(m.dtype not in refused for m in metas)):
+        return False  # a bool and another type give that type
     if "nll_loss" in schema.name:
         metas = metas[:1]  # classes are integers
     return any(isinstance(m, torch.Tensor) and m.dtype in refused for m in metas)
