@@ -207,5 +207,6 @@ def test_the_log_tells_what_each_pass_changed():
         "  aten.add.Tensor             1            0     -1",
         "  aten.sub.Tensor             0            1     +1",
     ]
-    assert any(t.startswith(f"before {PRE}: graph()") for t in texts)
-    assert any(t.startswith(f"after {PRE}: graph()") for t in texts)
+    for when in ("before", "after"):
+        said = f"[forward] {when} [{PRE}] execution, graph is graph()"
+        assert any(t.startswith(said) for t in texts)
