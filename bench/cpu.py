@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +24,10 @@ from inside import driver_of, forget_kernels
 from torchair.codegen.kept import kept
 from workloads import WORKLOADS, Workload, chosen
 
+NARROWER = {
+    "avx2": ({"TORCHAIR_CPU": "x86-64-v3", "ATEN_CPU_CAPABILITY": "avx2"}, 256),
+}
+"""Environment of torch and of ours, and bits of vectors for inductor."""
 COMPILE_TARGET = 1.0  # seconds beyond aot_eager
 NATIVE_TARGET = 8e-6  # seconds of native code in the tiny MLP
 
@@ -197,6 +203,19 @@ def warm_up(peers: Sequence[Contestant]) -> None:
         console.print(f"first use of {contestant.name}: {seconds:.1f} s", style="dim")
 
 
+def narrowed(isa: str) -> None:
+    """Let everyone use narrower vectors: in this process, or in one that replaces it, since torch
+    has chosen when it is loaded. oneDNN, which computes eager's products, is told as well."""
+    variables, bits = NARROWER[isa]
+    variables = {**variables, "ONEDNN_MAX_CPU_ISA": isa.upper()}
+    if any(os.environ.get(name) != value for name, value in variables.items()):
+        os.environ.update(variables)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    import torch._inductor.config as inductor
+
+    inductor.cpp.simdlen = bits
+
+
 def arguments() -> argparse.Namespace:
     """What the user asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -205,6 +224,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="short windows: figures are rough")
     parser.add_argument(
         "--peers", default=",".join(PEERS), help=f"whom to race, of {','.join(PEERS)}"
+    )
+    parser.add_argument(
+        "--isa", choices=list(NARROWER), help="vectors as of a processor that has no more than this"
     )
     options = parser.parse_args()
     unknown = set(filter(None, options.peers.split(","))) - set(PEERS)
@@ -217,6 +239,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = arguments()
+    if options.isa:
+        narrowed(options.isa)
     peers = [PEERS[k] for k in options.peers.split(",") if k]
     if options.no_inductor:
         peers = [p for p in peers if not p.compiler]

@@ -21,7 +21,7 @@ from torchair.process import has_interpreter_lock
 
 TESTED: frozenset[tuple[str, str]] = frozenset({("2.13", "3.11")})
 """Versions of torch and Python whose self-test and test suite passed. Add a row after
-`python -m pytest tests/test_layouts.py` has passed with these versions."""
+`python -m pytest tests/unit/test_layouts.py` has passed with these versions."""
 
 CLASS = 8
 """Where an object has its class, in bytes."""

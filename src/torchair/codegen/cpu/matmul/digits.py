@@ -85,7 +85,7 @@ class StageBytes(Code):
     spec: MatMul
 
     def write(self, t: KernelWriter) -> None:
-        wide, sign = t.machine.bits // 8, -_SHIFT if t.machine.dot_i8 else 0
+        wide, sign = t.machine.bits // 8, -_SHIFT if t.machine.shifts_bytes else 0
         vector, near = f"<{wide} x i8>", self.spec.a[2] == 1
         end = t.sub("%count", t.rem("%count", wide)) if near else "0"
         with t.loop("0", self.rows) as row:
@@ -103,7 +103,7 @@ class StageBytes(Code):
 
 def whole(store: Store, machine: Machine) -> Store:
     """Sums without what the shift of A has added to them."""
-    if not machine.dot_i8:
+    if not machine.shifts_bytes:
         return store
 
     def shifted(w: KernelWriter, at: tuple[str, str, str], vector: str, mask: str | None) -> None:

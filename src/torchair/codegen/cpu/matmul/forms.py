@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchair.codegen.cpu.matmul import amx
 from torchair.codegen.cpu.matmul.pack import PackCode
 from torchair.codegen.cpu.matmul.tile import (
     USUAL,
+    Code,
     DotCode,
     MatMul,
     Numbers,
@@ -110,12 +112,26 @@ class PanelForm(ProductForm):
         self._count = self._first = ""
 
     def define(self, rows: int) -> None:
-        code = TileCode(
-            self.product.numbers, Tile(rows, self.tile.vectors), self.a_row, self._a_k,
-            self._b_row, self._k if self.one_round else "%k", not self.one_round, self._fetch(),
-            self._interleave,
-        )  # fmt: skip
-        self.product.define(f"{self.name}{rows}", code)
+        self.product.define(f"{self.name}{rows}", self._code(rows))
+
+    def _code(self, rows: int) -> Code:
+        """The function for tiles of so many rows."""
+        p, tile = self.product, Tile(rows, self.tile.vectors)
+        k = self._k if self.one_round else "%k"
+        more, fetch = not self.one_round, self._fetch()
+        if self._in_tile_registers and (rows > amx.FEW or amx.takes_all(p.spec)):
+            return amx.AmxCode(p.numbers, tile, self.a_row, self._b_row, k, more, fetch)
+        return TileCode(
+            p.numbers, tile, self.a_row, self._a_k, self._b_row, k, more, fetch, self._interleave
+        )
+
+    @property
+    def _in_tile_registers(self) -> bool:
+        """Whether AMX may multiply: panels hold neighbours along k side by side, and each round
+        takes whole steps."""
+        spec, machine = self.product.spec, self.product.w.machine
+        whole = self.one_round or self.block % amx.step_of(spec.dtype == "i8") == 0
+        return whole and not self._interleave and amx.worth_it(spec, machine)
 
     def begin(self, place: Place, count: str, fresh: str | None) -> None:
         w, p, (_, k, n) = self.product.w, self.product, place
@@ -244,7 +260,9 @@ class DirectForm(CopyForm):
 
 def most_of_k(numbers: Numbers, width: int, cut: TileCut = USUAL) -> int:
     """How many k of a panel one round takes."""
-    return cut.panel // (width * numbers.bytes) // numbers.pair * numbers.pair
+    most = cut.panel // (width * numbers.bytes)
+    whole = amx.LINE if most >= amx.LINE else numbers.pair
+    return most // whole * whole
 
 
 def contiguous(spec: MatMul) -> str:

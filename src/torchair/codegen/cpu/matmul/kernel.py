@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from torchair.codegen.cpu.matmul import digits, forms, quantised, seven
+from torchair.codegen.cpu.matmul import amx, digits, forms, mmla, quantised, seven
 from torchair.codegen.cpu.matmul.digits import DigitForm, IntegerForm, in_digits
 from torchair.codegen.cpu.matmul.pack import PackPanels, PackPanelScales, PackWeight, load_column
 from torchair.codegen.cpu.matmul.quantised import SCALES, DecodingForm, WrittenForm
@@ -46,6 +46,15 @@ FORMS: dict[FormName, type[forms.ProductForm]] = {
     "copy": forms.CopyForm, "decoded": DecodingForm, "written": WrittenForm, "digits": DigitForm,
     "bytes": IntegerForm,
 }  # fmt: skip
+
+IN_TILE_REGISTERS: dict[FormName, type[forms.ProductForm]] = {
+    "panel": forms.PanelForm, "copy": forms.CopyForm, "written": WrittenForm,
+    "bytes": forms.PanelForm,
+}  # fmt: skip
+"""Forms whose panels AMX can read, and what is written then: bytes need no shift there."""
+
+IN_SMALL_MATRICES: tuple[FormName, ...] = ("panel", "bytes")
+"""Forms whose panels are packed for ARM's products of small matrices, where it has these."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ def matmul(
     w, choice = KernelWriter(machine), choose(spec, machine, way)
     if spec.weight is not None and not quantised.is_grouped(spec):
         store = _scaled(store, spec.weight.scales)
-    if choice.few == "bytes":
+    if choice.few == "bytes" and not amx.suits(spec, machine):
         store = digits.whole(store, machine)
     values, known = Values(w, spec), choice.known(spec.m)
     if known:
@@ -170,8 +179,12 @@ def _write(name: FormName, values: Values, choice: Choice, store: Store) -> int:
     if name == "seven":
         loops: forms.TileLoops = seven.SevenLoops(values, choice.tile, choice.cut, store)
     else:
-        tile = Tile(choice.dots, 1) if name == "dot" else choice.tile
-        loops = forms.TileLoops(values, FORMS[name](values, tile, choice.cut), store)
+        form, tile = FORMS[name], Tile(choice.dots, 1) if name == "dot" else choice.tile
+        if name in IN_SMALL_MATRICES and mmla.suits(values.spec, values.w.machine):
+            form = mmla.MmlaForm
+        if name in IN_TILE_REGISTERS and amx.worth_it(values.spec, values.w.machine):
+            form, tile = IN_TILE_REGISTERS[name], Tile(amx.tallest(values.spec.m), tile.vectors)
+        loops = forms.TileLoops(values, form(values, tile, choice.cut), store)
     loops.write()
     return loops.form.bytes
 
@@ -179,13 +192,17 @@ def _write(name: FormName, values: Values, choice: Choice, store: Store) -> int:
 def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
     """How constants are to be laid out, by word."""
     turned = spec.constant == "nk"
+    if choice.few in IN_SMALL_MATRICES and mmla.suits(spec, machine):
+        return {B: mmla.PackMatrices(machine, turned, choice.tile.vectors)}
     if choice.few == "panel":
         usual = choice.tile.vectors == widest_tile(spec.dtype, machine).vectors
         return {B: PackPanels(machine, turned, 0 if usual else choice.tile.vectors)}
     if choice.few == "seven":
         return {B: seven.PackHalves(machine, turned, choice.tile.vectors)}
     if choice.few == "bytes":
-        return {B: PackPanels(machine, turned), digits.SUMS: digits.PackSums(machine, turned)}
+        panels: dict[int, Pack] = {B: PackPanels(machine, turned)}
+        shifted = not amx.suits(spec, machine)
+        return panels | ({digits.SUMS: digits.PackSums(machine, turned)} if shifted else {})
     if spec.weight is None:
         return {}
     assert isinstance(spec.n, int)

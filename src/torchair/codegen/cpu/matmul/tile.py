@@ -37,12 +37,14 @@ class Numbers:
     pair: int
     dot: bool = False  # bytes: there is an instruction, whose first factor has no sign
     swapped: bool = False  # bytes: that of B has none
+    signed: bool = False  # bytes: both factors of the instruction have signs
 
     @classmethod
     def of(cls, dtype: Element, machine: Machine) -> Numbers:
         """The arithmetic that this machine has for a type."""
         if dtype == "i8":
-            return cls(dtype, machine.lanes, BYTES_AT_ONCE, machine.dot_i8)
+            signed = machine.dot_i8 and not machine.shifts_bytes
+            return cls(dtype, machine.lanes, BYTES_AT_ONCE, machine.dot_i8, signed=signed)
         return cls(dtype, machine.lanes, 2 if dtype == "bf16" and machine.dot_bf16 else 1)
 
     @property
@@ -106,6 +108,11 @@ class Numbers:
 
     def _bytes(self, w: Writer, a: str, b: str, total: str) -> str:
         kind = self.totals
+        if self.signed:
+            bytes_ = f"<{4 * self.lanes} x i8>"
+            a, b = (w(f"bitcast {kind} {x} to {bytes_}") for x in (a, b))
+            name = f"llvm.aarch64.neon.sdot.v{self.lanes}i32.v{4 * self.lanes}i8"
+            return w.call(kind, name, (kind, total), (bytes_, a), (bytes_, b))
         if self.dot:
             a, b = (b, a) if self.swapped else (a, b)
             name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
