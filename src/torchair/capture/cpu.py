@@ -7,7 +7,6 @@ the call returns. With `share_results` a plan is bound to fixed memory instead, 
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,13 @@ import torch
 
 from torchair.capture import base
 from torchair.codegen.cpu.jit import ALIGNMENT
-from torchair.engine.inputs import result_maker, viewer
+from torchair.engine.plan.inputs import result_maker, viewer
+from torchair.engine.plan.records import picker
 from torchair.engine.run.fixed import Placed
 from torchair.engine.run.held import Held
-from torchair.engine.run.native import picker, same_as
+from torchair.engine.run.native import same_as
 from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, ResultView
+from torchair.locks import Lock
 
 if TYPE_CHECKING:
     from torchair.devices.base import GraphCall
@@ -330,7 +331,7 @@ class CapturePool:
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, int], CapturePool] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def pool_of(handle: tuple[int, int] | None) -> CapturePool:

@@ -32,9 +32,10 @@ import torch
 from torchair.capture import base
 from torchair.capture.rehearsal import EngineWalk, GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
-from torchair.engine.plan.records import extent
-from torchair.engine.run.native import picker, same_as
+from torchair.engine.plan.records import extent, picker
+from torchair.engine.run.native import same_as
 from torchair.errors import CaptureError, InputError
+from torchair.locks import RLock
 from torchair.process import no_garbage_collection
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 Handle = tuple[int, int]
 Feed = Callable[[Sequence[Any]], None]
 
-_captures = threading.RLock()
+_captures = RLock()
 """One capture at a time in a process: device runtimes allow no more."""
 
 

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +29,7 @@ from torchair.devices import Device
 from torchair.engine.run.held import Held
 from torchair.errors import CaptureError
 from torchair.fallbacks import Fallback, note
+from torchair.locks import RLock
 from torchair.log import logger, npugraph_ex_logger, speaking
 from torchair.trace import label
 
@@ -126,6 +126,7 @@ class AclGraph:
         self._started = False
         self._watched = False  # whether the log shows single steps
         self._uncaptured: Run | None = None
+        self._given: Sequence[Any] = ()  # arguments that `process_input` had
         self.shown: Callable[[], AbstractContextManager[Any]] = nullcontext  # in a profile
 
     def load(
@@ -196,6 +197,26 @@ class AclGraph:
         with self._lock:
             meta = self._ready(list(args))
             return None if meta is None else meta.key
+
+    # The parts of a call under the original's names, for a key that `compile` gave.
+
+    def process_input(self, graph_key: str, *args: Any) -> None:
+        """Bring the arguments of a call to where the captured graph reads them."""
+        self._given = list(args)
+        self.captured[graph_key].recording.feed(self._given)
+
+    def run(self, graph_key: str) -> None:
+        """Replay it."""
+        self.captured[graph_key].recording.replay()
+
+    def process_inplace_inputs(self, graph_key: str, *args: Any) -> None:
+        """Bring updates back to arguments that are not where the graph was captured."""
+        self.captured[graph_key].recording.write_back(list(args))
+
+    def reconstruct_outputs(self, graph_key: str) -> list[Any]:
+        """The results of the last replay."""
+        hold = len(self.captured) == 1 or not self.options.reuse
+        return list(self.captured[graph_key].recording.results(self._given, hold))
 
     def _eagerly(self, args: Sequence[Any]) -> Any:
         with label("fx_run_eagerly"):

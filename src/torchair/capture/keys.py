@@ -17,8 +17,9 @@ from torch import fx
 from torchair.capture.base import ArgumentKinds
 from torchair.codegen.cpu.identity import Known, test_of
 from torchair.codegen.cpu.target import cpu
+from torchair.engine.plan.records import picker
 from torchair.engine.run.held import Held
-from torchair.engine.run.native import picker, same_as
+from torchair.engine.run.native import same_as
 
 CONSTANT = "no_updated_input"
 Entries = tuple[tuple[int, bool], ...]

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.base import Forward
-from torchair.engine.run.launches import Launches
+from torchair.codegen.cuda.run import Launches
+from torchair.codegen.program import BadIndex
 from torchair.engine.run.native import StepError, explain
-from torchair.engine.run.segment import BadIndex
 from torchair.errors import CaptureError
 from torchair.fx.forms import written
 from torchair.fx.source import fx_text, origin_of

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from torchair.fallbacks import Fallback, note
 from torchair.flags import Flags
+from torchair.locks import Lock
 from torchair.store import atomic_write, private_dir
 
 LIMIT = 1 << 30
@@ -67,7 +67,7 @@ class KernelStore:
         self._checked = False
         self._counted: int | None = None  # bytes that were there
         self._written = 0  # since they were counted
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def get(self, key: str) -> bytes | None:
         """The bytes kept under a key. What cannot be trusted is removed."""

@@ -1,5 +1,5 @@
 """What a target is asked for and answers with: a device with kernels of its own, as the engine sees
-it.
+it. First it makes code, then it runs what it made.
 
 The engine says what is to be computed (`requests`), the target answers with code. It knows nothing
 of graphs: what it must know of a node to decline it is in a `Head`. On a CPU a kernel is a native
@@ -15,13 +15,23 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
 from torchair.codegen.numbers import Element, Size
 
 if TYPE_CHECKING:
+    from torchair.codegen.program import (
+        Memory,
+        NativePart,
+        Plan,
+        SizedPart,
+        Sizes,
+        Step,
+        Subject,
+        Trial,
+    )
     from torchair.codegen.requests import Request
 
 
@@ -190,8 +200,16 @@ class Head:
     quantised: bool = False  # the second operand of a product holds integers that have scales
 
 
+class Buildable(Protocol):
+    """A plan, or one of a family: what its native steps run."""
+
+    @property
+    def new_natives(self) -> Sequence[Any]:
+        """The calls whose kernels may have to be made."""
+
+
 class Target(Protocol):
-    """A device that kernels are generated for."""
+    """A device that kernels are generated for, and that runs them."""
 
     @property
     def name(self) -> str:
@@ -228,12 +246,62 @@ class Target(Protocol):
         """The kernel of a request, and what its caller must know. Raises Declined if there is
         none."""
 
-    def compile(self, kernels: Sequence[Kernel]) -> None:
-        """Make machine code of those that are new. Raises BrokenKernels for those that cannot be;
-        the others are there then."""
+    # ---- running ----
+
+    enters: bool
+    """Whether a part of native steps is an `EnteredPart`, which native code enters by itself."""
+    replays: bool
+    """Whether the device records the work of a plan and repeats it."""
+    apart: int
+    """Steps that a small buffer is not used again for, so that kernels may stand side by side."""
+
+    def schedule(self, plan: Plan) -> None:
+        """Decide which native steps of a plan are computed together, and generate the kernels of
+        those. Programs of the plan share what `plan.outlines` holds afterwards."""
+
+    def build(self, plan: Buildable) -> None:
+        """Make machine code of what a plan runs, as far as it is new. Raises BrokenKernels for
+        kernels that cannot be compiled; the others are there then."""
+
+    def bind(
+        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+    ) -> NativePart:
+        """Consecutive native steps over the memory of a program, ready to be run on so many
+        threads. The slots `last` come at the end of its `sources`, where the target `enters`."""
+
+    def bind_sized(
+        self, family: Sizes, threads: int, last: Sequence[int],
+        scratch: Callable[[int], torch.Tensor] | None,
+    ) -> SizedPart:  # fmt: skip
+        """The native steps of all plans of a family, where the target `resizes`."""
+
+    # ---- measuring ----
+
+    reach: int
+    """Bytes that no cache holds."""
+
+    def threads(self, work: float) -> int:
+        """Threads that run steps of so many microseconds of work, 0 where kernels have all that
+        they want."""
+
+    def subjects(self, plan: Plan) -> list[Subject]:
+        """The kernels of a plan, in order."""
+
+    def copied(self, tensor: torch.Tensor, packed: bool = False) -> torch.Tensor:
+        """A copy in memory like that of operands, or of constants that were `packed`."""
+
+    def trial(
+        self, made: Generated, words: Sequence[Mapping[int, int]], steps: int, threads: int,
+        keep: Any,
+    ) -> Trial:  # fmt: skip
+        """A compiled kernel by itself: `steps` times in a run, with each of these words in turn.
+        It holds what it needs to `keep`."""
+
+    def recorded(self, run: Callable[[], object], keep: Any) -> Callable[[], object]:
+        """Work of the device that can be repeated and measured, recorded where it `replays`."""
 
     def compile_alone(self, made: Sequence[Generated]) -> None:
-        """The same for kernels that are to be run by themselves."""
+        """Make machine code of kernels that are to be run by themselves."""
 
     def machine_text(self, generated: Generated) -> str:
         """The code of a kernel as a text, for people: assembly, or PTX."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Self
 
 import torch
@@ -16,9 +15,9 @@ from torchair.codegen.target import Target
 from torchair.devices import hosted
 from torchair.devices.hosted import Caller, HostMemory, host_memory
 from torchair.engine.compile import target_of
-from torchair.engine.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import PER_GRAPH, initialize_graph_engine, take_dump_options
+from torchair.engine.plan.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.executor import Program, Run
 from torchair.engine.run.held import Held
@@ -27,6 +26,7 @@ from torchair.engine.session import TorchNpuGraph
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import Computed, Signature, computed
+from torchair.locks import Lock
 from torchair.log import EVENT_LEVEL, logger
 from torchair.serde.convention import Convention
 

@@ -19,8 +19,9 @@ import torch
 from torch import fx
 
 from torchair.engine.optimize.passes.ordering import draws
+from torchair.engine.plan.records import picker
 from torchair.engine.run.fixed import FixedProgram
-from torchair.engine.run.native import picker, same_as
+from torchair.engine.run.native import same_as
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge import attr
 from torchair.ge.graph import Graph

@@ -5,7 +5,7 @@
     plan       steps, memory, and for each unit a request: loops     engine/plan/  engine/lower.py
     generate   the text of the kernels that were asked for           codegen/ of the target
     build      machine code                                          codegen/ of the target
-    bind       steps over memory, ready to be run                    engine/run/
+    bind       steps over memory, ready to be run                    engine/run/  codegen/*/run.py
 
 The first two are done once for a graph, the others for each set of sizes. `session.py` holds what
 comes out and runs it.
@@ -26,13 +26,13 @@ from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda.target import cuda
 from torchair.codegen.kept import kept
 from torchair.codegen.target import BrokenKernels, Target
-from torchair.engine.inputs import GraphInputs
 from torchair.engine.inspect.check import report
 from torchair.engine.inspect.texts import kernels_text, plan_text
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.options import UNIT_FUSION, EngineOptions, warn_unknown
 from torchair.engine.plan.family import Member
+from torchair.engine.plan.inputs import GraphInputs
 from torchair.engine.plan.planner import Layout, Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.streams import schedule_of
@@ -253,7 +253,8 @@ class GraphCompiler:
         return self.planner.learn(facts, strides, self.inputs.reader, given)
 
     def generate(self, plan: Plan | Member) -> None:
-        """The text of the kernels of a plan, as far as they are new, and constants packed."""
+        """The text of the kernels of a plan, as far as they are new, and constants packed; then
+        the target may compute several steps with one kernel."""
         if self.units is None:
             return
         if self.tuning is not None and isinstance(plan, Plan):
@@ -261,11 +262,13 @@ class GraphCompiler:
                 self.tuning.tune(plan, self.units.content, self.wish)
             self.tuning.choose(plan)
         self.units.generate(plan.new_natives)
+        if isinstance(plan, Plan):
+            self.units.target.schedule(plan)
 
     def build(self, plan: Plan | Member) -> None:
         """Machine code for the kernels of a plan, as far as they are new."""
         if self.target is not None:
-            self.target.compile([n.kernel for n in plan.new_natives])
+            self.target.build(plan)
         if isinstance(plan, Member):
             plan.family.built = True
 

@@ -6,13 +6,13 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from threading import Lock
 from typing import Any
 
 from torchair.configs.compiler_config import engine_keys, engine_values, parse_switches
 from torchair.configs.options import Numerics
 from torchair.errors import EngineOptionError, pretty_error_msg
 from torchair.flags import Flags
+from torchair.locks import Lock
 from torchair.log import logger, native_logger, warn_once
 
 

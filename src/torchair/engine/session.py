@@ -6,32 +6,33 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from torchair.codegen.streams import HOST, Streams, streams_of
 from torchair.codegen.target import Target
 from torchair.engine.compile import Bound, GraphCompiler
-from torchair.engine.inputs import check_outputs, fits
 from torchair.engine.inspect.dump import STATISTICS, GraphDump
+from torchair.engine.inspect.summary import GraphSummary, summary_of
 from torchair.engine.inspect.timeline import KernelRows, Timeline
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import Lanes, mapping_assign_op_to_graph_output
 from torchair.engine.options import DumpOptions, EngineOptions, engine
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.family import Member
+from torchair.engine.plan.inputs import check_outputs, fits
 from torchair.engine.plan.planner import Layout
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.executor import Program
 from torchair.engine.run.fixed import FixedProgram, check_capturable, memory_of
 from torchair.engine.run.held import Editions, Held
 from torchair.engine.run.lanes import Watch
+from torchair.engine.run.memory import GivenMemory, constant_bytes
 from torchair.engine.run.native import DirectProgram, ProgramPool, same_as
-from torchair.engine.run.segment import GivenMemory, constant_bytes
 from torchair.engine.run.trial import call_of
 from torchair.engine.run.workspace import MemberPool
 from torchair.engine.tune import untunable
@@ -44,40 +45,15 @@ from torchair.errors import (
     pretty_error_msg,
 )
 from torchair.flags import poisoning
-from torchair.ge.graph import NO_WORK, Graph, Value
+from torchair.ge.graph import Graph, Value
 from torchair.ge.rewrite import verify
 from torchair.ge.shapes import on_wire
 from torchair.ge.signature import InputSource
+from torchair.locks import Lock
 from torchair.log import logger, native_logger
 from torchair.trace import Stopwatch, Trace, label
 
 _PLAN_BYTES = 1 << 30  # that plans of one dynamic graph may weigh together
-
-
-@dataclass(frozen=True)
-class GraphSummary:
-    """What compiling a graph came to. Memory and `native_share` are of the last plan made: the part
-    of the nodes that generated code computes, or that cost nothing."""
-
-    static: bool
-    streams: int
-    nodes: int
-    steps: int
-    arena_bytes: int
-    arena_floor: int
-    constant_bytes: int
-    plans: int
-    native_share: float
-    const_memory_size: int = 0
-    """Bytes that `set_graph_const_memory_base` asks for."""
-    feature_memory_size: int = 0
-    """Bytes that `update_graph_feature_memory_base` asks for."""
-    feature_memory_base_refreshable: bool = False
-    """Whether that block may be exchanged: sizes are fixed, and programs are of one lane."""
-
-
-def _on(stream: Any) -> AbstractContextManager[Any]:
-    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 class TorchNpuGraph:
@@ -109,7 +85,7 @@ class TorchNpuGraph:
         *,
         state: GraphState | None = None,
         layouts: Sequence[Layout | None] | None = None,
-        device: str = "cpu",
+        device: str = HOST,
         dump: DumpOptions | None = None,
         finished: bool = False,
         target: Target | None = None,
@@ -299,19 +275,27 @@ class TorchNpuGraph:
         """Outputs of the graph for inputs in index order.
 
         `assigned_outputs` are tensors, one per output or None, that results are put into;
-        `stream` is a CUDA stream to run on instead of the current one.
+        `stream` is one of the device, to run on instead of the current one.
         """
         session = self
         if self._compiler is None or self._editions is not None:
             session = self.edition_for(inputs)
         if self._given is not None:
-            with self._given.lock, label("TorchNpuGraphBase::Run"), _on(stream):
+            with self._given.lock, label("TorchNpuGraphBase::Run"), self._on(stream):
                 return session._run(inputs, assigned_outputs)
         if stream is None and not torch.autograd.profiler._is_profiler_enabled:
             return session._run(inputs, assigned_outputs)
-        with label("TorchNpuGraphBase::Run"), _on(stream):
-            profiled = torch.autograd.profiler._is_profiler_enabled and self._device == "cpu"
+        with label("TorchNpuGraphBase::Run"), self._on(stream):
+            profiled = torch.autograd.profiler._is_profiler_enabled and self._streams is None
             return session._run(inputs, assigned_outputs, profiled)
+
+    @property
+    def _streams(self) -> Streams | None:
+        return streams_of(self._device)
+
+    def _on(self, stream: Any) -> AbstractContextManager[Any]:
+        streams = self._streams if stream is not None else None
+        return nullcontext() if streams is None else streams.on(stream)
 
     def _run(
         self,
@@ -564,28 +548,9 @@ class TorchNpuGraph:
         """Memory, streams, and whether sizes are fixed."""
         self.compile()
         plan = self.last_plan()
-        constants = plan.constants.values() if plan else ()
-        return GraphSummary(
-            static=not self.graph.is_dynamic,
-            streams=len({"", *map(self.lanes.of, self.graph.nodes)}),
-            nodes=len(self.graph),
-            steps=len(plan.steps) if plan else 0,
-            arena_bytes=plan.arena_size if plan else 0,
-            arena_floor=plan.arena_floor if plan else 0,
-            constant_bytes=sum(t.numel() * t.element_size() for t in constants),
-            plans=len(self._plans),
-            native_share=_native_share(self.graph, plan) if plan else 0.0,
-            const_memory_size=constant_bytes(plan) if plan else 0,
-            feature_memory_size=plan.arena_size if plan else 0,
-            feature_memory_base_refreshable=plan is not None and self._refreshable(plan),
-        )
-
-
-def _native_share(graph: Graph, plan: Plan) -> float:
-    nodes = [n for n in graph.nodes if n.type not in NO_WORK]
-    native = {n for s in plan.steps for n in s.also}
-    by_torch = {s.node for s in plan.steps if s.kind not in ("native", "view")} - native
-    return 1 - len(by_torch) / len(nodes) if nodes else 0.0
+        streams = len({"", *map(self.lanes.of, self.graph.nodes)})
+        refreshable = plan is not None and self._refreshable(plan)
+        return summary_of(self.graph, plan, streams, len(self._plans), refreshable)
 
 
 def _check_device(name: str) -> None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 import mmap
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,37 +16,62 @@ import torch
 
 from torchair.codegen import kept
 from torchair.codegen.cpu.image import MappedImage
-from torchair.codegen.cpu.processors import Processor, this_processor
+from torchair.codegen.cpu.processors import (
+    Processor,
+    processor_named,
+    sve_bits,
+    this_processor,
+    tiles_permitted,
+)
 from torchair.codegen.llvm import binding, parse, version
 from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.codegen.text.writer import Machine
+from torchair.flags import Flags
+from torchair.locks import Lock
 
 # ---- the processor we run on ----
 
 
 @cache
 def host() -> Machine:
-    """The machine we run on; without LLVM, as far as code from packages must know it."""
+    """The machine we run on, or the one that `TORCHAIR_CPU` names; without LLVM, as far as code
+    from packages must know it."""
     try:
         llvm = binding()
     except ImportError:
         return Machine("unknown", "", arch=this_processor()[0])
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    if (name := Flags.read().cpu) is not None:
+        processor = processor_named(name)
+        if not processor.runs_here():
+            raise ValueError(f"TORCHAIR_CPU={name}: this machine does not run such code")
+        return processor.machine
     found = llvm.get_host_cpu_features()
     arch = llvm.get_process_triple().partition("-")[0]
-    return describe(llvm.get_host_cpu_name(), dict(found), found.flatten(), arch)
+    made = describe(llvm.get_host_cpu_name(), dict(found), found.flatten(), arch)
+    if (made.amx_bf16 or made.amx_i8) and not tiles_permitted():
+        made = replace(made, amx_bf16=False, amx_i8=False)
+    return made
 
 
 def describe(name: str, has: dict[str, bool], features: str, arch: str) -> Machine:
     """A Machine from LLVM's feature flags."""
     if arch in ("aarch64", "arm64"):
-        return Machine(name, features, 128, 32, fma=True, arch="aarch64")
+        # Cores with wider SVE have as many more pipes for 128 bits, but for those with 512.
+        if has.get("sve") and sve_bits() == 512:
+            return Machine(name, features, 512, 32, fma=True, arch="aarch64")
+        pairs, bytes_, matrices = (bool(has.get(f)) for f in ("bf16", "dotprod", "i8mm"))
+        return Machine(
+            name, features, 128, 32, pairs, bytes_, True, "aarch64",
+            mmla_bf16=pairs, mmla_i8=matrices,
+        )  # fmt: skip
     if all(has.get(f) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl")):
         pairs, bytes_ = (bool(has.get(f"avx512{kind}")) for kind in ("bf16", "vnni"))
-        return Machine(name, features, 512, 32, pairs, bytes_, True)
+        tiles = [bool(has.get("amx-tile") and has.get(f"amx-{kind}")) for kind in ("bf16", "int8")]
+        return Machine(name, features, 512, 32, pairs, bytes_, True, "x86_64", *tiles)
     if has.get("avx2") and has.get("fma"):
-        return Machine(name, features, 256, 16, fma=True)
+        return Machine(name, features, 256, 16, False, bool(has.get("avxvnni")), True)
     return Machine(name, features, 128, 16)
 
 
@@ -62,7 +87,7 @@ class Library:
         self._target = machine
         self._addresses: dict[str, int] = {}
         self._engines: list[Any] = []  # they own the code, made of objects that must stay
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.seconds = 0.0
 
     @property
@@ -156,6 +181,8 @@ def module_text(kernels: Iterable[Kernel], machine: Machine) -> str:
     kernels = list(kernels)
     declared = sorted({d for k in kernels for d in k.declarations})
     width = f'"prefer-vector-width"="{machine.bits}" "min-legal-vector-width"="{machine.bits}"'
+    if machine.arch == "aarch64" and machine.bits > 128:  # SVE, whose registers are as wide
+        width = f"vscale_range({machine.bits // 128},{machine.bits // 128}) {width}"
     attributes = f"attributes #0 = {{ nounwind {width} }}\n"
     return "\n".join([*declared, *(k.text for k in kernels), attributes])
 
@@ -278,7 +305,7 @@ class _Slab:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._used = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def take(self, size: int) -> torch.Tensor:
         """Some bytes, at the beginning of a cache line."""

@@ -1,18 +1,23 @@
-"""The CPU as a target: its generators, what they decline, compiling, and rates of a core."""
+"""The CPU as a target: its generators, what they decline, compiling, running, rates of a core."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from torchair.codegen import target
 from torchair.codegen.cpu.driver import driver, entry_point, filler
-from torchair.codegen.cpu.jit import Library, assembly, compile_all, host
+from torchair.codegen.cpu.jit import Library, assembly, compile_all, empty, host
+from torchair.codegen.cpu.run import Segment, SizedSegment, threads_for
+from torchair.codegen.cpu.trial import Trial
 from torchair.codegen.llvm import binding
 from torchair.codegen.numbers import largest
+from torchair.codegen.program import Memory, Plan, Sizes, Step, Subject, aligned_bytes
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
@@ -33,6 +38,10 @@ class CpuTarget:
     quantised = target.ANY_ROWS
     library_channels_last = False
     overlaps = False
+    enters = True
+    replays = False
+    apart = 0
+    reach = 64 << 20
 
     def __init__(self, library: Library | None = None) -> None:
         self.library = library or Library()
@@ -64,11 +73,11 @@ class CpuTarget:
 
     def driver(self) -> Any:
         """The native function that runs programs."""
-        return entry_point(self.library)
+        return entry_point(self.code)
 
     def filler(self) -> Any:
         """The native function that writes what follows from sizes into a program."""
-        return filler(self.library)
+        return filler(self.code)
 
     def declines(self, head: Head) -> str | None:
         """Why there is no generator for an operator."""
@@ -100,6 +109,57 @@ class CpuTarget:
         if bits := way.number("bits", 0):
             machine = replace(machine, bits=bits)
         return GENERATORS[type(request)][0](request, machine, label, way)
+
+    @property
+    def code(self) -> Library:
+        """Where code is that runs."""
+        return self.library
+
+    def schedule(self, plan: Plan) -> None:
+        """Every step is a kernel of its own."""
+
+    def build(self, plan: target.Buildable) -> None:
+        """Compile the kernels of a plan."""
+        self.compile([n.kernel for n in plan.new_natives])
+
+    def bind(
+        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+    ) -> Segment:
+        """Steps as one call of the driver."""
+        return Segment(steps, memory, self, threads, last)
+
+    def bind_sized(
+        self, family: Sizes, threads: int, last: Sequence[int],
+        scratch: Callable[[int], torch.Tensor] | None,
+    ) -> SizedSegment:  # fmt: skip
+        """The same for plans that differ in sizes only."""
+        return SizedSegment(family, self, threads, last, scratch)
+
+    def threads(self, work: float) -> int:
+        """As many as torch has, where that pays."""
+        return threads_for(work, torch.get_num_threads())
+
+    def subjects(self, plan: Plan) -> list[Subject]:
+        """One kernel for each step."""
+        return [Subject(s.code.order, [s]) for s in plan.native_steps]
+
+    def copied(self, tensor: torch.Tensor, packed: bool = False) -> torch.Tensor:
+        """A copy at the begin of a cache line, in large pages if it is packed."""
+        if packed:
+            return empty(tensor.shape, tensor.dtype).copy_(tensor)
+        memory = aligned_bytes(tensor.nbytes)[: tensor.nbytes]
+        return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def trial(
+        self, made: target.Generated, words: Sequence[Mapping[int, int]], steps: int,
+        threads: int, keep: Any,
+    ) -> Trial:  # fmt: skip
+        """Programs of the driver for one kernel."""
+        return Trial(made, [list(w.values()) for w in words], steps, threads, self, keep)
+
+    def recorded(self, run: Callable[[], object], keep: Any) -> Callable[[], object]:
+        """A CPU runs it as it is."""
+        return run
 
     def compile(self, kernels: Sequence[target.Kernel]) -> None:
         """Make machine code of those that are new."""

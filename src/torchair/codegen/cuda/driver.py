@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import torch
 from torchair.codegen import kept
 from torchair.codegen.cuda.jit import Entry, Gpu, gpu, module_text, ptx
 from torchair.codegen.llvm import version
+from torchair.locks import Lock
 
 _REGISTERS, _LOCAL, _DYNAMIC_SHARED = 4, 3, 8  # numbers of function attributes
 _CLUSTER, _EARLY = 4, 6  # numbers of launch attributes
@@ -63,7 +63,7 @@ class GpuLibrary:
         """PTX that a package brought, by the name of an entry: LLVM is not asked for it."""
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._errors: dict[str, Exception] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.seconds = 0.0
 
     def __contains__(self, entry: Entry) -> bool:

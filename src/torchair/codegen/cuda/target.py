@@ -1,5 +1,5 @@
-"""An NVIDIA GPU as a target: its generators, what they decline, rates, and which forms of a kernel
-may be chosen by measuring."""
+"""An NVIDIA GPU as a target: its generators, what they decline, rates, which forms of a kernel may
+be chosen by measuring, and how plans are launched."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
+
 from torchair.codegen import target
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.attention import forms as forms_of_attention
 from torchair.codegen.cuda.driver import GpuLibrary, available, library
 from torchair.codegen.cuda.gemv import forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
+from torchair.codegen.cuda.jobs import launches_of
 from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
+from torchair.codegen.cuda.run import Launches, Shared, compiled, entry_alone, entry_of
 from torchair.codegen.cuda.tiles import B, packs_of
+from torchair.codegen.cuda.trial import GpuTrial, Replay
 from torchair.codegen.llvm import binding
+from torchair.codegen.program import Memory, Plan, SizedPart, Sizes, Step, Subject
 from torchair.codegen.requests import Attention, Joint, Loops, Product, Request
 
 TYPES = ("f32", "bf16", "f16")
@@ -34,6 +40,10 @@ class CudaTarget:
     quantised = FEW
     library_channels_last = True
     overlaps = True
+    enters = False
+    replays = True
+    apart = 12
+    reach = 128 << 20
 
     def __init__(self, index: int, machine: Gpu | None = None) -> None:
         """With a `machine` kernels are generated for that one, which need not be here."""
@@ -134,8 +144,72 @@ class CudaTarget:
             self._orders[key, way] = order if _is_served(order) else None
         return self._orders[key, way]
 
-    def compile(self, kernels: Sequence[target.Kernel]) -> None:
-        """Kernels are compiled with those that stand beside them in a launch."""
+    # ---- running ----
+
+    def schedule(self, plan: Plan) -> None:
+        """Join kernels, and choose which stand side by side in a launch."""
+        for part in plan.native_parts:
+            self._shared(part, plan)
+
+    def _shared(self, steps: Sequence[Step], plan: Plan) -> Shared:
+        """The launches of a part; of one that was not scheduled now."""
+        key = ("launches", *(id(s.code.operands) for s in steps))
+        if key not in plan.outlines:
+            plan.outlines[key] = Shared(steps, plan, self.joined)
+        return plan.outlines[key]
+
+    def entries(self, plan: Plan) -> list[Entry]:
+        """What the launches of a plan run."""
+        groups = [g for part in plan.native_parts for g in self._shared(part, plan).groups]
+        return [entry_of(group, self.library.machine) for group in groups]
+
+    def build(self, plan: Any) -> None:
+        """Machine code of all launches."""
+        for part in plan.native_parts:
+            compiled(self.library, self._shared(part, plan).groups)
+
+    def bind(
+        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+    ) -> Launches:
+        """Steps as launches."""
+        return Launches(steps, memory, self._shared(steps, memory.plan), self.library)
+
+    def bind_sized(
+        self, family: Sizes, threads: int, last: Sequence[int],
+        scratch: Callable[[int], torch.Tensor] | None,
+    ) -> SizedPart:  # fmt: skip
+        """A plan of a GPU is for one set of sizes."""
+        raise NotImplementedError("a GPU does not resize programs")
+
+    # ---- measuring ----
+
+    def threads(self, work: float) -> int:
+        """A kernel has as many as it wants."""
+        return 0
+
+    def subjects(self, plan: Plan) -> list[Subject]:
+        """The kernels of all launches."""
+        return [
+            Subject(job.order, [steps[k] for k in job.steps], len(bundle) > 1)
+            for steps, part in launches_of(plan, self.joined)
+            for bundle in part
+            for job in bundle
+        ]
+
+    def copied(self, tensor: torch.Tensor, packed: bool = False) -> torch.Tensor:
+        """A copy on the device."""
+        return tensor.clone()
+
+    def trial(
+        self, made: target.Generated, words: Sequence[Mapping[int, int]], steps: int,
+        threads: int, keep: Any,
+    ) -> GpuTrial:  # fmt: skip
+        """Launches of one kernel."""
+        return GpuTrial(made, words, self.library, keep)
+
+    def recorded(self, run: Callable[[], object], keep: Any) -> Replay:
+        """A graph of the device."""
+        return Replay(run, torch.device("cuda", self.index), keep)
 
     def compile_alone(self, made: Sequence[target.Generated]) -> None:
         """Machine code of kernels that stand alone in a launch, several at a time."""
@@ -157,12 +231,6 @@ class CudaTarget:
     def work(self, moved: int, points: int, flops: float) -> float:
         """Microseconds of the whole device."""
         return 2.0 + moved / 3e6
-
-
-def entry_alone(made: target.Generated) -> Entry:
-    """A launch of one kernel."""
-    assert made.launch is not None
-    return Entry((made.kernel,), made.launch.block, made.launch.resident)
 
 
 def _packs(request: Request) -> Mapping[int, target.Pack]:

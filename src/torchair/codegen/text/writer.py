@@ -23,10 +23,14 @@ class Machine:
     features: str
     bits: int = 128
     registers: int = 16  # vector registers
-    dot_bf16: bool = False  # pairs of bf16 multiplied and added in float32 (AVX-512 BF16)
-    dot_i8: bool = False  # four bytes multiplied and added in int32 (AVX-512 VNNI)
+    dot_bf16: bool = False  # pairs of bf16 multiplied and added in float32 (AVX-512 BF16, BFDOT)
+    dot_i8: bool = False  # four bytes multiplied and added in int32 (AVX-512 VNNI, SDOT)
     fma: bool = False
     arch: str = "x86_64"
+    amx_bf16: bool = False  # tile registers that multiply bfloat16
+    amx_i8: bool = False  # and bytes
+    mmla_bf16: bool = False  # matrices of 2 x 4 bfloat16 multiplied (ARM's BFMMLA)
+    mmla_i8: bool = False  # of 2 x 8 bytes (SMMLA)
 
     @property
     def lanes(self) -> int:
@@ -37,6 +41,11 @@ class Machine:
     def narrower(self) -> tuple[str, ...]:
         """Widths of shorter vectors that may be as fast."""
         return tuple(str(bits) for bits in (256, 128) if 2 * bits == self.bits)
+
+    @property
+    def shifts_bytes(self) -> bool:
+        """Whether the instruction for bytes wants its first factor without a sign."""
+        return self.dot_i8 and self.arch == "x86_64"
 
     @property
     def has_bf16(self) -> bool:
@@ -153,6 +162,8 @@ class Writer:
         """A total and the products of the two bf16 of each lane; for machines with `dot_bf16`."""
         t, pairs = self.vector("float"), f"<{2 * self.lanes} x bfloat>"
         name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
+        if self.machine.arch == "aarch64":
+            name = f"llvm.aarch64.neon.bfdot.v{self.lanes}f32.v{2 * self.lanes}bf16"
         return self.call(t, name, (t, total), (pairs, a), (pairs, b))
 
     def prefetch(self, at: str, often: int = 2) -> None:

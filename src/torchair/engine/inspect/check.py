@@ -17,11 +17,11 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any, Literal
 
+from torchair.codegen.program import range_of
 from torchair.engine.optimize.passes import live_nodes
 from torchair.engine.optimize.passes.ordering import Lanes, communicates
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.streams import LaneOrder
-from torchair.engine.run.segment import range_of
 from torchair.ge.graph import NO_WORK, Graph, Mark, Node, Origin, Value
 from torchair.operators import Trait, has_trait
 from torchair.operators.generic import find_target

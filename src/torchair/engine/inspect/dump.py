@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,11 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import DumpOptions
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.records import extent
-from torchair.engine.plan.strides import symbols_of
+from torchair.engine.strides import symbols_of
 from torchair.fallbacks import Fallback, note
 from torchair.fx.dump import as_array
 from torchair.ge.graph import NO_WORK, Graph, Node, Value, topological
+from torchair.locks import Lock
 from torchair.log import logger
 from torchair.operators.reference import placed, run_node, tensor_fact
 from torchair.store import atomic_write, csv_bytes, npy_bytes

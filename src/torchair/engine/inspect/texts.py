@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torchair.codegen.program import Native
 from torchair.engine.inspect.timeline import row_name
-from torchair.engine.plan.records import Native, Plan, Step, flat_slots
+from torchair.engine.plan.records import Plan, Step, flat_slots
 
 
 def plan_text(name: str, plan: Plan) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count, groupby
 from pathlib import Path
-from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +20,7 @@ from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.executor import Run
 from torchair.engine.run.lanes import Onlooker
 from torchair.ge.graph import Node
+from torchair.locks import Lock
 from torchair.store import atomic_write
 
 _CALLS = 16  # the last calls that a file shows
@@ -102,7 +102,7 @@ class Sink(Protocol):
 
 def recorder(sink: Sink, plan: Plan) -> Onlooker:
     """Someone who looks on while one program runs, and tells `sink`."""
-    return _OnCpu(sink, plan) if plan.on_host else _OnStreams(sink, plan)
+    return _OnCpu(sink, plan) if plan.streams is None else _OnStreams(sink, plan)
 
 
 class _OnCpu:

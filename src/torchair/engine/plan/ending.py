@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchair.codegen.numbers import value_of
+from torchair.codegen.program import Root
+from torchair.engine import strides as layout
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan import records
-from torchair.engine.plan import strides as layout
 from torchair.engine.plan.streams import LaneSharing, lanes_used, schedule_of
-from torchair.engine.plan.strides import Formula, Meta, dense_strides, is_writable, same_strides
+from torchair.engine.strides import Formula, Meta, dense_strides, is_writable, same_strides
 from torchair.errors import GraphError
 from torchair.ge.graph import Value
 from torchair.operators import Trait, row_of
 
 _WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when the call ends
 
-_APART, _SMALL = 12, 1 << 18
-"""On a GPU buffers of so few bytes are not used again for some steps, so that kernels that have
-nothing to do with each other can stand in one launch."""
+_SMALL = 1 << 18
+"""Buffers of so few bytes are not used again for some steps where a target wants that, so that
+kernels that have nothing to do with each other can run side by side."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Ending:
 
     plan: records.Plan
     slot: Mapping[Value, int]
-    root: dict[int, records.Root]
+    root: dict[int, Root]
     metas: dict[int, Meta]
     sizes: Mapping[str, Any]  # values of symbols
     p: Promises
@@ -166,7 +167,7 @@ class Ending:
             self.metas.update(zip(step.outs, views, strict=True))
 
     def _leave(
-        self, slot: int, root: records.Root, wanted: tuple[int, ...] | None, offset: int | None,
+        self, slot: int, root: Root, wanted: tuple[int, ...] | None, offset: int | None,
         mine: bool, shared: bool,
     ) -> records.OutputSpec:  # fmt: skip
         meta = self.metas[slot]
@@ -212,11 +213,12 @@ class Ending:
         """Let the value be computed in the memory of the input it updates, if no one needs the
         old content any more."""
         root, data = self.root[source], self.root[target]
-        if root.kind != "arena" or self.metas[source] is not root.meta:
+        meta = self.metas[source]
+        if root.kind != "arena" or meta is None or not self._covers(source):
             return False
-        if root.meta.shape != data.meta.shape or root.meta.dtype != data.meta.dtype:
+        if meta.shape != data.meta.shape or meta.dtype != data.meta.dtype:
             return False
-        if self.native and root.meta.stride() != data.meta.stride():
+        if (self.native or meta is not root.meta) and meta.stride() != data.meta.stride():
             return False
         if data.last > root.first or root.tied_to >= 0 or data.tied_to >= 0:
             return False
@@ -225,7 +227,17 @@ class Ending:
         root.kind, root.tied_to, data.tied_to = "tied", target, target
         return True
 
-    def _updates(self, root: records.Root, target: int) -> bool:
+    def _covers(self, slot: int) -> bool:
+        """Whether a value is all of the memory it is in, element by element: that itself, or other
+        dims of it."""
+        meta, whole = self.metas[slot], self.root[slot].meta
+        if meta is None or meta is whole:
+            return meta is whole
+        if meta.dtype != whole.dtype or meta.numel() != whole.numel() or meta.storage_offset() != 0:
+            return False
+        return all(m.stride() == dense_strides(m) for m in (meta, whole))
+
+    def _updates(self, root: Root, target: int) -> bool:
         """Whether the step that makes this value may read the input while overwriting it."""
         step = self.plan.steps[root.first]
         row = row_of(step.node.type)
@@ -236,7 +248,7 @@ class Ending:
             )
         reads = [a for a in records.flat_slots(step.args) if self.root[a].slot == target]
         if row.has(Trait.WRITES_FIRST):
-            return step.args[0] == target and len(reads) == 1
+            return step.args[0] == reads[0] and len(reads) == 1 and self._covers(reads[0])
         return row.has(Trait.ELEMENTWISE) and all(a == target for a in reads)
 
     def _find_buffers(self) -> None:
@@ -253,19 +265,19 @@ class Ending:
             else:
                 root.buffer = len(buffers)
                 buffers.append(records.Buffer(root.size, root.first, root.last))
-        if not self.plan.on_host:
+        if self.plan.target is not None and self.plan.target.apart:
             for buffer in buffers:
-                buffer.last += _APART if buffer.size <= _SMALL else 0
+                buffer.last += self.plan.target.apart if buffer.size <= _SMALL else 0
         apart = None
         if sharing is not None:
-            inside: list[list[records.Root]] = [[] for _ in buffers]
+            inside: list[list[Root]] = [[] for _ in buffers]
             for root in arena:
                 inside[root.buffer].append(root)
             spans = [sharing.span(roots) for roots in inside]
             apart = lambda a, b: spans[a].apart(spans[b])  # noqa: E731
         self.plan.arena = records.Arena(buffers, apart, self.compact)
 
-    def _taken_over(self, root: records.Root, sharing: LaneSharing | None) -> records.Root | None:
+    def _taken_over(self, root: Root, sharing: LaneSharing | None) -> Root | None:
         """The root whose buffer this one takes over, if that is not needed any more; elements must
         be where they were."""
         before = root.successor_of
@@ -301,7 +313,7 @@ class Ending:
         steps: list[records.Step] = []
         for step in self.plan.steps:
             updates = step.native is not None and step.native.copies
-            if updates and self.root[step.outs[0]].tied_to != step.args[0]:
+            if updates and self.root[step.outs[0]].tied_to != self.root[step.args[0]].slot:
                 steps.append(records.Step(step.node, "copy", None, [step.args[0]], [step.outs[0]]))
             steps.append(step)
         self.plan.steps = steps

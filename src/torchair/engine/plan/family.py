@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 
 import torch
 
 from torchair.codegen.numbers import Book, Number, Recipe
+from torchair.codegen.program import Native, Root
 from torchair.engine.optimize.passes.ordering import Lanes
-from torchair.engine.plan.records import Laid, Native, OutputSpec, Plan, Root, Step
+from torchair.engine.plan.records import Laid, OutputSpec, Plan, Step, picker
 from torchair.engine.plan.streams import schedule_of
-from torchair.engine.plan.strides import Strided, as_tuple, each_size, kernel_of, tensor_of
-from torchair.engine.run.native import picker
-from torchair.engine.run.segment import Outline
+from torchair.engine.strides import Strided, as_tuple, each_size, kernel_of, tensor_of
 from torchair.flags import debug_level
 from torchair.ge.graph import Fact, Value
+from torchair.locks import Lock
 
 Values = tuple[Any, ...]
 """The numbers of one plan of a family, in an order of the family's own."""
@@ -49,7 +48,7 @@ class Family:
         self.fact, self.lanes = fact, lanes
         self.built = False  # its kernels are compiled
         told = debug_level() >= 5  # each step is to say what it does
-        self.native = plan.all_native and self.lanes is None and not told
+        self.native = plan.enters and self.lanes is None and not told
         self._book = book
         words = dict.fromkeys(_words(plan))
         self.words = len(words)  # so many of the values are integers that programs hold
@@ -72,6 +71,11 @@ class Family:
         self._every: Recipe | None = None  # for the numbers of its book, row by row
         self._placement: tuple[Values, Laid] | None = None
         self._lock = Lock()
+
+    @property
+    def buffers(self) -> int:
+        """How many pieces its arena has."""
+        return len(self.plan.arena.buffers)
 
     def at(self, size: Any) -> int:
         """Where a size is among the values of a plan."""
@@ -112,7 +116,7 @@ class Family:
             made.append(tensor_of(Fact(fact.dtype, shape(values), known)))
         return made
 
-    def barriers(self, placement: Laid, outline: Outline, steps: Sequence[Step]) -> list[int]:
+    def barriers(self, placement: Laid, outline: Any, steps: Sequence[Step]) -> list[int]:
         """Flags of steps when buffers lie like this."""
         with self._lock:
             self.plan.arrange(placement)

@@ -16,15 +16,17 @@ from typing import Any
 import torch
 
 from torchair.codegen.numbers import Book, Int, Number, is_known, value_of
+from torchair.codegen.program import Root, RootKind
+from torchair.codegen.streams import HOST
+from torchair.engine import strides as layout
 from torchair.engine.fuse.units import Unit
-from torchair.engine.inputs import Reader
 from torchair.engine.optimize.passes.forms import is_wanted_channels_last
 from torchair.engine.optimize.passes.ordering import Lanes
-from torchair.engine.plan import strides as layout
 from torchair.engine.plan.ending import Ending, Layout, Promises
 from torchair.engine.plan.family import Family, Member
-from torchair.engine.plan.records import Plan, Root, RootKind, Step
-from torchair.engine.plan.strides import Meta, Strided, Unfit, same_dims, same_strides
+from torchair.engine.plan.inputs import Reader
+from torchair.engine.plan.records import Plan, Step
+from torchair.engine.strides import Meta, Strided, Unfit, same_dims, same_strides
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
 from torchair.fallbacks import Fallback, note
@@ -46,7 +48,7 @@ class Planner:
     def __init__(
         self,
         graph: Graph,
-        device: str = "cpu",
+        device: str = HOST,
         assigned: dict[int, int] | None = None,
         layouts: Sequence[Layout | None] = (),
         natives: NativeUnits | None = None,
@@ -150,7 +152,8 @@ class _Build:
         traced: bool = False,
     ) -> None:  # fmt: skip
         self.p, self.traced = planner, traced
-        self.plan = Plan(device=planner.device, inputs=len(inputs))
+        target = None if planner.natives is None else planner.natives.target
+        self.plan = Plan(device=planner.device, target=target, inputs=len(inputs))
         self.facts: dict[Value, Fact] = {}
         self.slot: dict[Value, int] = {}
         self.root: dict[int, Root] = {}
@@ -163,7 +166,7 @@ class _Build:
         self.data = planner.promises.data
         for value, fact, own in zip(self.data, inputs, strides, strict=True):
             self.facts[value] = fact = self._one_by_name(value, fact)
-            self.devices[value] = "cpu" if value.device_type == "CPU" else planner.device
+            self.devices[value] = HOST if value.device_type == "CPU" else planner.device
             root = self._new_root(value, "input", self._meta(fact, own))
             frozen = planner.natives.frozen.get(value) if planner.natives is not None else None
             if frozen is not None:
@@ -243,15 +246,15 @@ class _Build:
         return self._view(node, row) if row.has(Trait.VIEW) else self._compute(node, row)
 
     def _choose_device(self, node: Node, row: Row) -> None:
-        if self.p.device == "cpu":
+        if self.p.device == HOST:
             return
         fed = [v for port, _, v in node.slots() if v is not None and port not in row.host]
         data = [v for v in fed if v.node.type != "Const"]
         near = self.p.device
-        if data and all(self.devices.get(v) == "cpu" for v in data):
-            near = "cpu"
+        if data and all(self.devices.get(v) == HOST for v in data):
+            near = HOST
         for value in node.outputs:
-            stamped = {"CPU": "cpu", "NPU": self.p.device}.get(value.device_type)
+            stamped = {"CPU": HOST, "NPU": self.p.device}.get(value.device_type)
             self.devices[value] = stamped or near
 
     def _infer(self, node: Node) -> list[Fact]:
@@ -468,7 +471,7 @@ class _Build:
     def _is_on_device(self, values: Sequence[Value]) -> bool:
         """Whether all values live where kernels run: some of a GPU's graph are on the host."""
         here = self.p.device
-        return here == "cpu" or all(self.devices.get(v, here) == here for v in values)
+        return here == HOST or all(self.devices.get(v, here) == here for v in values)
 
     def _one_by_one(self, unit: Unit, inside: list[Node]) -> None:
         for node in inside:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from torchair.codegen.target import AS_EVER, Generated, Kernel, Way
+from torchair.codegen.program import Native, Root
+from torchair.codegen.streams import HOST, Streams, streams_of
+from torchair.codegen.target import AS_EVER, Target, Way
 
 if TYPE_CHECKING:
-    from torchair.codegen.target import KernelOrder
-    from torchair.engine.fuse.units import Unit
     from torchair.ge.graph import Node, Value
 
 
@@ -185,38 +186,9 @@ def lower_bound(buffers: list[Buffer]) -> int:
     return most
 
 
-RootKind = Literal["input", "const", "arena", "fresh", "torch", "tied"]
-"""Whose memory it is: `input` and `const` come from outside; `arena` is planned here; `fresh` is
-allocated for each call because it leaves the graph; `torch` is whatever the kernel returns; `tied`
-is the memory of an input that this value updates."""
-
 StepKind = Literal["out", "call", "view", "copy", "native", "late"]
 """What is done: `out` (kernel writes planned buffers), `call` (kernel allocates), `view`, `copy`,
 `native` (generated code), and `late` (kernel is made when the data are there)."""
-
-
-@dataclass(slots=True)
-class Root:
-    """One piece of memory that values live in."""
-
-    slot: int
-    kind: RootKind
-    meta: Any  # dims, strides and type, without data: see `strides.Meta`
-    device: str
-    first: int = 0
-    last: int = 0
-    buffer: int = -1  # of the arena
-    offset: int = -1  # of that buffer in the arena
-    bytes: int = 0  # of that buffer
-    successor_of: Root | None = None  # a buffer that ends where this one begins: may be reused
-    tied_to: int = -1  # slot of the input it updates
-    fixed: bool = False  # native code knows its strides
-    settled: bool = False  # made by torch, read by native code: strides must be the planned ones
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.meta.numel() * self.meta.element_size()
 
 
 def extent(shape: Any, strides: Any) -> int:
@@ -226,89 +198,14 @@ def extent(shape: Any, strides: Any) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
-SIZES_AT = 64
-"""Word of an argument block where the sizes of a kernel begin; addresses come before."""
-
-
-class Room(StrEnum):
-    """Memory of a program that a kernel gets beside its operands."""
-
-    SCRATCH = "scratch"  # for itself, while it runs
-    FAULT = "fault"  # the word where it notes down that an index was out of range
-
-
-Content = Literal["own", "scaled", "shift"]
-"""What a constant holds for a kernel: its own content, the weights of a convolution times the
-scale of the normalisation after it, or what is added then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """What one word of a kernel is the address of."""
-
-    of: int | Room  # an operand by its number: the inputs of a unit, then its outputs
-    content: Content | None = None  # of one that is the same in every call
-
-
-class Constant(NamedTuple):
-    """A constant operand of a unit, which its kernel may want in another layout."""
-
-    unit: Unit
-    value: Value
-    content: Content
-
-
-@dataclass(slots=True)
-class Native:
-    """A kernel with what it is called with: an address for each of its `arguments`, which all its
-    calls have in common, then sizes."""
-
-    order: KernelOrder
-    arguments: Sequence[Argument]
-    numbers: tuple[int, ...]
-    work: float  # microseconds that one thread needs, roughly
-    unit: Unit | None = None  # whose operands they are
-    operands: list[Any] = field(default_factory=list)  # slots
-    packed: dict[int, torch.Tensor] = field(default_factory=dict)  # by word: constants laid out
-    copies: bool = False  # its first argument must have been copied to its result
-    pointwise: bool = False  # it may overwrite an argument of the same dims
-
-    @property
-    def addresses(self) -> list[Any]:
-        """What each of the first words is the address of: a slot, a `Room`, or a constant as the
-        kernel wants it."""
-        own = [a.of if isinstance(a.of, Room) else self.operands[a.of] for a in self.arguments]
-        return [self.packed.get(word, x) for word, x in enumerate(own)]
-
-    @property
-    def constants(self) -> dict[int, Constant]:
-        """Operands that are the same in every call, by word."""
-        values = [*self.unit.inputs, *self.unit.outputs] if self.unit is not None else []
-        return {
-            word: Constant(self.unit, values[a.of], a.content)  # type: ignore[arg-type, index]
-            for word, a in enumerate(self.arguments)
-            if a.content is not None
-        }
-
-    @property
-    def generated(self) -> Generated:
-        """What the target made of the order."""
-        return self.order.generated
-
-    @property
-    def kernel(self) -> Kernel:
-        """Its code."""
-        return self.generated.kernel
-
-    @property
-    def scratch(self) -> int:
-        """Bytes of memory that each thread needs."""
-        return self.generated.scratch
-
-    @property
-    def words(self) -> int:
-        """Length of the argument block."""
-        return SIZES_AT + len(self.numbers) if self.numbers else len(self.arguments)
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes these out of a sequence."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    if positions:
+        only = positions[0]
+        return lambda values: (values[only],)
+    return lambda values: ()
 
 
 def flat_slots(args: list[Any]) -> list[int]:
@@ -388,6 +285,20 @@ class Schedule:
         """Pairs (step, step of another lane that waits for it)."""
         return [(before, k) for k, befores in self.waits.items() for before in befores]
 
+    def pieces(self, lane: int, steps: Sequence[Step]) -> list[list[int]]:
+        """The steps of a lane, by number: native ones that follow each other together, unless one
+        waits or another lane waits for one; all others by themselves."""
+        awaited = {before for before, _ in self.events}
+        pieces: list[list[int]] = []
+        for k in self.steps[lane]:
+            last = pieces[-1][-1] if pieces else None
+            joins = last is not None and last not in awaited and k not in self.waits
+            if joins and last is not None and steps[k].kind == steps[last].kind == "native":
+                pieces[-1].append(k)
+            else:
+                pieces.append([k])
+        return pieces
+
 
 @dataclass
 class Plan:
@@ -404,7 +315,8 @@ class Plan:
     arena: Arena = field(default_factory=lambda: Arena([]))
     arena_size: int = 0
     arena_floor: int = 0  # the most bytes alive at once
-    device: str = "cpu"
+    device: str = HOST
+    target: Target | None = None  # who runs its native steps
     read: set[int] = field(default_factory=set)  # slots that must exist as tensors
     places: dict[int, tuple[Root, int]] = field(default_factory=dict)  # root, byte offset in it
     outlines: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
@@ -413,9 +325,14 @@ class Plan:
     threads: int = 0  # most that run its native steps, 0: as many as torch has
 
     @property
-    def on_host(self) -> bool:
-        """Whether it runs where Python does, and nothing else waits for it."""
-        return self.device == "cpu"
+    def streams(self) -> Streams | None:
+        """Streams of its device; None where a step is done when its call returns."""
+        return streams_of(self.device)
+
+    @property
+    def enters(self) -> bool:
+        """Whether native code alone runs it, which needs addresses and nothing else."""
+        return self.target is not None and self.target.enters and self.all_native
 
     @property
     def all_native(self) -> bool:
@@ -439,6 +356,17 @@ class Plan:
     def native_steps(self) -> list[Step]:
         """Those that are generated code."""
         return [s for s in self.steps if s.native is not None]
+
+    @property
+    def native_parts(self) -> list[list[Step]]:
+        """The same, those together that programs run as one part."""
+        if self.schedule is not None:
+            lanes = range(len(self.schedule.steps))
+            pieces = [p for lane in lanes for p in self.schedule.pieces(lane, self.steps)]
+            found = [[self.steps[k] for k in piece] for piece in pieces]
+            return [part for part in found if part[0].kind == "native"]
+        runs = groupby(self.steps, key=lambda step: step.kind == "native")
+        return [list(part) for native, part in runs if native]
 
     @property
     def natives(self) -> list[Native]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torchair.codegen.program import Range, Root, range_of
 from torchair.engine.optimize.passes.ordering import Lanes, draws
-from torchair.engine.plan.records import Plan, Root, Schedule, Step
-from torchair.engine.run.segment import Range, range_of
+from torchair.engine.plan.records import Plan, Schedule, Step
 from torchair.ge.graph import Node
 from torchair.ge.prototypes import TORCH_CALLS
 from torchair.operators.generic import find_target

@@ -25,7 +25,8 @@ CALLS_PER_THREAD = 1024
 the slice, and all of them read the weights. So it is less than a hundredth of their work."""
 
 _LINE = 64  # bytes that a slice has at least
-_SAMPLES = 4  # places of a tensor that are looked at in each call
+_SAMPLES = 4  # places of a tensor that are looked at in each call, at most
+_SAMPLED = 2048  # bytes for each of them: many small tensors would cost more than their products
 _MOST_RUNS = 1 << 14  # pieces of a tensor with gaps; one with more is looked at by samples only
 _UNREADABLE = ("cuda", "meta")  # devices whose addresses mean nothing to the host
 _uint = ctypes.c_uint32.from_address
@@ -143,7 +144,7 @@ def _samples(tensor: torch.Tensor) -> Iterator[int]:
     """A few places of a tensor, spread over it: addresses, each with the four bytes that are there.
     None of a tensor of fewer bytes."""
     size, count = tensor.element_size(), tensor.numel()
-    wanted = min(_SAMPLES, count)
+    wanted = min(_SAMPLES, count, math.ceil(count * size / _SAMPLED))
     start = tensor.data_ptr()
     end = extent(tensor.shape, tensor.stride()) * size
     for k in range(wanted):

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from inspect import CO_VARARGS
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from torchair.engine.plan.records import OutputSpec, Plan, Root, Step, extent
-from torchair.engine.plan.strides import as_list, same_strides
-from torchair.engine.run import segment
-from torchair.engine.run.launches import native_part
+from torchair.codegen.poison import Area, areas_of, poisoned
+from torchair.codegen.program import BadIndex, Memory, NativePart, Range, Root, meet, range_of
+from torchair.codegen.streams import Streams
+from torchair.engine.plan.records import OutputSpec, Plan, Step, extent
+from torchair.engine.run.memory import ARENA, Place, allocator, laid_out
 from torchair.engine.run.native import StepFailure, explain
-from torchair.engine.run.segment import Memory, Place, Range, meet, poisoned, range_of
+from torchair.engine.strides import as_list, same_strides
 from torchair.flags import debug_level, poisoning
 from torchair.ge.graph import Fact, Value
 from torchair.log import tell
@@ -43,7 +43,7 @@ class Program:
         has any: else the arena is this program's own, and results are made for each call.
         `scratch` gives memory that kernels use while they run."""
         self.plan, self._scratch = plan, scratch
-        arena = place(segment.ARENA, plan.arena_size) if place is not None else None
+        arena = place(ARENA, plan.arena_size) if place is not None else None
         with torch.inference_mode(False):
             self.arena = (
                 torch.empty(plan.arena_size, dtype=torch.uint8, device=plan.device)
@@ -54,17 +54,17 @@ class Program:
             for slot, tensor in plan.constants.items():
                 self._registers[slot] = tensor
             for root in plan.roots:
-                if root.kind == "arena" and (root.slot in plan.read or not plan.on_host):
+                if root.kind == "arena" and (root.slot in plan.read or plan.streams is not None):
                     self._registers[root.slot] = self._buffer(root)
             for step in plan.bound:
                 _view(step)(self._registers)
         self._fresh = [(r.slot, _maker(r, place)) for r in plan.roots if r.kind == "fresh"]
-        self._tied = [(r.slot, r.tied_to) for r in plan.roots if r.kind == "tied"]
+        self._tied = [(r.slot, r.tied_to, r.meta.shape) for r in plan.roots if r.kind == "tied"]
         self._positions: list[int] = []  # step that each run begins with
-        self.parts: list[segment.NativePart] = []  # consecutive native steps, bound
+        self.parts: list[NativePart] = []  # consecutive native steps, bound
         self._runs = self._prepare()
         if poisoning():
-            areas = segment.areas_of(plan)
+            areas = areas_of(plan.roots)
             self._runs.insert(0, poisoned(lambda registers: None, self.arena, areas))
             self._positions.insert(0, 0)
         self._lasting = list(self._registers)  # without what belongs to one call
@@ -79,7 +79,7 @@ class Program:
         for group in parts:
             self._positions.append(group[0].first)
             calls = [(p, self._prepared(p, memory, tell)) for p in group]
-            runs.append(calls[0][1] if len(calls) == 1 else side_by_side(calls, self.plan.device))
+            runs.append(calls[0][1] if len(calls) == 1 else side_by_side(calls, self.plan.streams))
         return runs
 
     def _parts(self, single: bool = False) -> list[Stretch]:
@@ -97,16 +97,22 @@ class Program:
         first = part.steps[0]
         if first.kind != "native":
             return prepared(first, self.arena, self.plan)
-        made = native_part(part.steps, memory, torch.get_num_threads())
-        self.parts.append(made)
+        made = self._bound(part.steps, memory, torch.get_num_threads())
         run = made.bind()
         return told(first, run, self.plan) if tell else run
+
+    def _bound(self, steps: Sequence[Step], memory: Memory, threads: int) -> NativePart:
+        """Consecutive native steps over the memory of this program."""
+        assert self.plan.target is not None
+        made = self.plan.target.bind(steps, memory, threads)
+        self.parts.append(made)
+        return made
 
     def _buffer(self, root: Root) -> torch.Tensor:
         meta = root.meta
         if root.device != self.plan.device or not root.size:
             return torch.empty(meta.shape, dtype=meta.dtype, device=root.device)
-        return segment.laid_out(self.arena[root.offset :], meta.dtype, meta.shape, meta.stride())
+        return laid_out(self.arena[root.offset :], meta.dtype, meta.shape, meta.stride())
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""
@@ -114,8 +120,9 @@ class Program:
         registers[: self.plan.inputs] = inputs
         for slot, make in self._fresh:
             registers[slot] = make()
-        for slot, source in self._tied:
-            registers[slot] = registers[source]
+        for slot, source, dims in self._tied:
+            memory = registers[source]
+            registers[slot] = memory if memory.shape == dims else memory.view(dims)
         position = 0
         try:
             for run in self._runs:
@@ -123,7 +130,7 @@ class Program:
                 position += 1
         except Exception as e:
             step = self.plan.steps[self._positions[position]]
-            if isinstance(e, segment.BadIndex | StepFailure):
+            if isinstance(e, BadIndex | StepFailure):
                 step = e.step
             raise explain(step, e) from e
         outputs = [_leave(spec, registers[spec.slot]) for spec in self.plan.outputs]
@@ -145,9 +152,9 @@ def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
     """A function that gives the tensor of a fresh root: a new one, or always the same."""
     memory = place(root.slot, root.size) if place is not None else None
     if memory is None:
-        return segment.allocator(root)(tuple(root.meta.shape), root.meta.stride())
-    kept = segment.laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
-    return poisoned(lambda: kept, memory, [segment.Area(0, len(memory), 0, root.meta.dtype)])
+        return allocator(root)(tuple(root.meta.shape), root.meta.stride())
+    kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
+    return poisoned(lambda: kept, memory, [Area(0, len(memory), 0, root.meta.dtype)])
 
 
 def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
@@ -408,8 +415,9 @@ def forks(parts: Sequence[Stretch], plan: Plan) -> list[list[Stretch]]:
     """All parts in order, those together that are branches of one fork."""
     groups: list[list[Stretch]] = []
     fork = _Fork()
+    records = plan.streams is not None and plan.streams.can_record
     for part in [*parts, None]:
-        if part is not None and plan.device.startswith("cuda") and fork.takes(part, plan):
+        if part is not None and records and fork.takes(part, plan):
             continue
         if fork.calls and fork.branches > 1:
             groups.append(fork.parts)
@@ -441,33 +449,29 @@ def _moves_much(part: Stretch, plan: Plan) -> bool:
     return sum(plan.place(o)[0].bytes for s in part.steps for o in s.outs) >= MUCH
 
 
-def side_by_side(calls: Sequence[tuple[Stretch, Run]], device: str) -> Run:
+def side_by_side(calls: Sequence[tuple[Stretch, Run]], streams: Streams | None) -> Run:
     """Parts of a fork as one function of the registers."""
+    assert streams is not None, "a fork is for a device that records"
 
     def run(r: list[Any]) -> None:
-        if not torch.cuda.is_current_stream_capturing():
+        if not streams.recording:
             for _, call in calls:
                 call(r)
             return
-        here = torch.cuda.current_stream(device)
+        here = streams.current
         begin = here.record_event()
-        unused = iter([None, *_streams(here.device)])  # the first stays here
-        used: list[torch.cuda.Stream] = []
+        unused = iter([None, *streams.sides(MOST - 1)])  # the first stays here
+        used: list[Any] = []
         for part, call in calls:
             side = None if part.is_view else next(unused)
             if side is None:
                 call(r)
                 continue
             side.wait_event(begin)
-            with torch.cuda.stream(side):
+            with streams.on(side):
                 call(r)
             used.append(side)
         for side in used:
             here.wait_stream(side)
 
     return run
-
-
-@cache
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(MOST - 1)]

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.poison import Area, areas_of, poisoned
+from torchair.codegen.program import BadIndex, EnteredPart, Memory
 from torchair.engine.plan.records import Plan, aligned, extent
 from torchair.engine.run.executor import Program, once
 from torchair.engine.run.lanes import bind_lanes
+from torchair.engine.run.memory import ARENA
 from torchair.engine.run.native import NativeProgram, explain
-from torchair.engine.run.segment import ARENA, Area, BadIndex, Memory, Segment, areas_of, poisoned
 from torchair.errors import CaptureError
 from torchair.flags import poisoning
 from torchair.ge.dtypes import DataType
@@ -71,9 +73,11 @@ class FixedProgram:
         plan, base = self.plan, self._memory.data_ptr()
         slots = [r.slot for _, r in plan.leaving if r.kind == "fresh"]
         memory = Memory(plan, base + self._starts[ARENA][0])
-        segment = Segment(plan.native_steps, memory, torch.get_num_threads(), slots)
-        self.given, fire = segment.given, segment.fire()
-        for word, slot in enumerate(segment.sources):
+        assert plan.target is not None
+        part = plan.target.bind(plan.native_steps, memory, torch.get_num_threads(), slots)
+        assert isinstance(part, EnteredPart)
+        self.given, fire = part.given, part.fire()
+        for word, slot in enumerate(part.sources):
             if slot in slots:
                 self.given[word] = base + self._starts[slot][0]
             else:
@@ -91,7 +95,7 @@ class FixedProgram:
             # results have pieces of the memory; the arena begins where it does
             fresh = [r for r in plan.roots if r.kind == "fresh" and r.slot in self._starts]
             results = [Area(*self._starts[r.slot], 0, r.meta.dtype) for r in fresh]
-            self.run = poisoned(self.run, self._memory, [*areas_of(plan), *results])
+            self.run = poisoned(self.run, self._memory, [*areas_of(plan.roots), *results])
 
     def _set_word(self, number: int, tensor: torch.Tensor) -> None:
         self.inputs[number] = tensor
@@ -160,7 +164,7 @@ class FixedProgram:
 
 def _pieces(plan: Plan) -> list[tuple[int, int]]:
     """(slot, bytes) of the arena and of the results that can stay in place."""
-    fresh = [r for r in plan.roots if r.kind == "fresh" and r.device == "cpu"]
+    fresh = [r for r in plan.roots if r.kind == "fresh" and r.device == plan.device]
     sizes = [extent(r.meta.shape, r.meta.stride()) * r.meta.element_size() for r in fresh]
     return [(ARENA, plan.arena_size), *zip([r.slot for r in fresh], sizes, strict=True)]
 
@@ -201,7 +205,7 @@ def check_capturable(plan: Plan, copied: bool = False) -> None:
     around = next((n for n in calls if n.attr("target") == "aten::as_strided"), None)
     if around is not None:  # it reads memory by where an argument lies
         raise _error(around, f"{find_target(around)} {_AROUND}", _HINTS[_AROUND])
-    if not plan.on_host:
+    if plan.streams is not None:
         said = next((s.node for s in plan.steps if s.node.type == "PrintV2"), None)
         if said is not None:
             raise _error(said, _PRINTS, _HINTS[_PRINTS])

@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from threading import RLock
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -25,6 +24,7 @@ from torchair.codegen.cpu.identity import HITS, Known, test_address, test_of
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.run.contents import Contents
 from torchair.fallbacks import Fallback, note
+from torchair.locks import RLock
 
 __all__ = [
     "ANY", "Editions", "DictEntry", "Held", "Same", "Task", "TensorLike", "TensorTaken",

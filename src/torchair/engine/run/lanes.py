@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import torch
 
 from torchair.codegen.cpu.driver import limit_threads
+from torchair.codegen.program import BadIndex, Memory
 from torchair.engine.plan.records import Plan, Schedule, Step
 from torchair.engine.run.executor import Program, Run, prepared, told
-from torchair.engine.run.launches import native_part
+from torchair.engine.run.memory import Place
 from torchair.engine.run.native import StepFailure
-from torchair.engine.run.segment import BadIndex, Memory, Place
 from torchair.flags import debug_level
 
 
@@ -49,7 +49,7 @@ Watch = Callable[[Plan], Onlooker]
 
 def bind_lanes(plan: Plan, place: Place | None = None, watch: Watch | None = None) -> Program:
     """A program for a plan with a schedule, on the device that the plan is for."""
-    kind = ThreadLanes if plan.on_host else StreamLanes
+    kind = ThreadLanes if plan.streams is None else StreamLanes
     return kind(plan, place, watch)
 
 
@@ -91,8 +91,8 @@ class LaneProgram(Program, abc.ABC):
         threads = max(1, torch.get_num_threads() // len(self._schedule.lanes))
         self._memory = Memory(self.plan, self.arena.data_ptr())
         tasks = [
-            [self._task(piece, lane, threads) for piece in self._pieces(order)]
-            for lane, order in enumerate(self._schedule.steps)
+            [self._task(piece, lane, threads) for piece in self._pieces(lane)]
+            for lane in range(len(self._schedule.steps))
         ]
         self._arrange(tasks, threads)
         self._positions = [*first, 0]
@@ -106,28 +106,17 @@ class LaneProgram(Program, abc.ABC):
     def _go(self, registers: list[Any]) -> None:
         """Run all lanes."""
 
-    def _pieces(self, order: Sequence[int]) -> list[list[int]]:
-        """Native steps that follow each other, unless one waits or another lane waits for one; all
-        other steps by themselves."""
-        steps, schedule = self.plan.steps, self._schedule
-        awaited = {before for before, _ in schedule.events}
-        apart = self._apart or (self._recorder is not None and self._recorder.alone)
-        pieces: list[list[int]] = []
-        for k in order:
-            last = pieces[-1][-1] if pieces else None
-            joins = last is not None and not apart and k not in schedule.waits
-            joins = joins and steps[k].kind == "native" and last not in awaited
-            if joins and last is not None and steps[last].kind == "native":
-                pieces[-1].append(k)
-            else:
-                pieces.append([k])
-        return pieces
+    def _pieces(self, lane: int) -> list[list[int]]:
+        """What is bound as one: single steps where each is to be told from others."""
+        if self._apart or (self._recorder is not None and self._recorder.alone):
+            return [[k] for k in self._schedule.steps[lane]]
+        return self._schedule.pieces(lane, self.plan.steps)
 
     def _task(self, piece: list[int], lane: int, threads: int) -> _Task:
         steps = [self.plan.steps[k] for k in piece]
         run: Run
         if steps[0].kind == "native":
-            part = native_part(steps, self._memory, threads)
+            part = self._bound(steps, self._memory, threads)
             self.parts.append(part)
             run = part.bind()
             run = told(steps[0], run, self.plan) if self._apart else run

@@ -6,23 +6,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from operator import itemgetter
 from typing import Any
 
 import torch
 
-from torchair.engine.plan.records import OutputSpec, Plan, Root, Step
+from torchair.codegen.poison import areas_of, poisoned
+from torchair.codegen.program import BadIndex, EnteredPart, Memory, Root
+from torchair.engine.plan.records import OutputSpec, Plan, Step, picker
 from torchair.engine.run.held import DictEntry, Held, Same, TensorLike, TensorTaken, native_gate
-from torchair.engine.run.segment import (
-    ARENA,
-    BadIndex,
-    Memory,
-    Place,
-    Segment,
-    allocator,
-    areas_of,
-    poisoned,
-)
+from torchair.engine.run.memory import ARENA, Place, allocator
 from torchair.errors import GraphError
 from torchair.flags import debug_level, poisoning
 
@@ -85,9 +77,12 @@ class NativeProgram:
         fresh = self._describe(plan)
         slots = [r.slot for _, r in fresh]
         self.makers = [allocator(r)(o.shape, o.strides) for o, r in fresh]
-        self._take(Segment(plan.native_steps, memory, torch.get_num_threads(), slots), slots)
+        assert plan.target is not None
+        part = plan.target.bind(plan.native_steps, memory, torch.get_num_threads(), slots)
+        assert isinstance(part, EnteredPart)
+        self._take(part, slots)
         if poisoning():
-            self.enter = poisoned(self.enter, self._arena, areas_of(plan))
+            self.enter = poisoned(self.enter, self._arena, areas_of(plan.roots))
 
     def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Root]]:
         """Note which results are updated arguments; gives those that are made."""
@@ -95,15 +90,15 @@ class NativeProgram:
         self._plain = max(self.results, default=-1) < 0
         return [(o, r) for o, r in plan.leaving if r.kind == "fresh"]
 
-    def _take(self, segment: Segment, results: Sequence[int]) -> None:
-        """Run this segment, whose last sources are the results."""
-        self._arguments = picker(segment.sources[: len(segment.sources) - len(results)])
-        self.enter = segment.call()
+    def _take(self, part: EnteredPart, results: Sequence[int]) -> None:
+        """Run this part, whose last sources are the results."""
+        self._arguments = picker(part.sources[: len(part.sources) - len(results)])
+        self.enter = part.call()
 
     @staticmethod
     def suits(plan: Plan) -> bool:
         """Whether a plan is of this kind."""
-        return plan.on_host and plan.all_native and debug_level() < 5
+        return plan.enters and debug_level() < 5
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""
@@ -118,16 +113,6 @@ class NativeProgram:
         return [next(rest) if k < 0 else inputs[k] for k in self.results]
 
 
-def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that takes these out of a sequence."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    if positions:
-        only = positions[0]
-        return lambda values: (values[only],)
-    return lambda values: ()
-
-
 def same_as(tensors: Sequence[torch.Tensor]) -> Any:
     """An object whose `check(*others)` tells whether others agree with these in class, device,
     type, dims, strides and autograd. It is Dynamo's own: one call for all of them."""
@@ -137,11 +122,11 @@ def same_as(tensors: Sequence[torch.Tensor]) -> Any:
 
 
 class ProgramPool:
-    """Programs of one plan that no call uses at the moment, by CUDA stream where that matters."""
+    """Programs of one plan that no call uses at the moment, by stream where there are any."""
 
     def __init__(self, plan: Plan, bind: Callable[..., Any] = NativeProgram) -> None:
         """`bind` makes a program of the plan; a class of programs takes a `place` too."""
-        self.plan, self._bind = plan, bind
+        self.plan, self._bind, self._streams = plan, bind, plan.streams
         self.native = bind is NativeProgram
         self.weight = max(plan.arena_size, _LEAST)  # bytes, to decide how many are kept
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
@@ -165,7 +150,7 @@ class ProgramPool:
         return self._kind is not None
 
     def _programs(self) -> deque[Any]:
-        lot = 0 if self.plan.on_host else torch.cuda.current_stream(self.plan.device).cuda_stream
+        lot = 0 if self._streams is None else self._streams.current.stream_id
         return self._free.setdefault(lot, deque(maxlen=_SPARE))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -198,10 +183,10 @@ class DirectProgram(NativeProgram):
         self._plan = plan  # whose constants kernels have addresses of
         super().__init__(plan)
 
-    def _take(self, segment: Segment, results: Sequence[int]) -> None:
-        super()._take(segment, results)
-        self._segment = segment
-        self._inputs = segment.sources[: len(segment.sources) - len(results)]
+    def _take(self, part: EnteredPart, results: Sequence[int]) -> None:
+        super()._take(part, results)
+        self._part = part
+        self._inputs = part.sources[: len(part.sources) - len(results)]
 
     def gate(
         self,
@@ -214,7 +199,7 @@ class DirectProgram(NativeProgram):
         """A function of the arguments and the new tensors. `positions` tells for each input of the
         graph which argument it is; -1 for one that stays where it is, as `entries` make sure."""
         targets: dict[int, int] = {}
-        given, words = self._segment.given, self._segment.given_at
+        given, words = self._part.given, self._part.given_at
         for k, slot in enumerate(self._inputs):
             if positions[slot] < 0:
                 given[k] = inputs[slot].data_ptr()
@@ -230,7 +215,7 @@ class DirectProgram(NativeProgram):
         made = [
             TensorTaken(len(records) + k, words + 8 * (first + k)) for k in range(len(self.makers))
         ]
-        task = self._segment.task()
+        task = self._part.task()
         if held is not None:
             test = held.native(inputs)
             if test is None:
@@ -240,6 +225,6 @@ class DirectProgram(NativeProgram):
 
     def failure(self) -> Exception:
         """The error of a run that met a bad index."""
-        step = self._segment.faulty()
+        step = self._part.faulty()
         assert step is not None
         return explain(step, BadIndex(step))

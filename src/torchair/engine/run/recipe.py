@@ -18,9 +18,11 @@ from torchair.codegen import kept
 from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, driver
 from torchair.codegen.cpu.jit import key_of, made_with
 from torchair.codegen.cpu.target import cpu
+from torchair.codegen.program import SIZES_AT, Argument, Native, Room, Root, RootKind
+from torchair.codegen.streams import HOST
 from torchair.codegen.target import Generated, Kernel
 from torchair.engine.plan import records
-from torchair.engine.plan.records import Argument, Native, Plan, Room, Root, Step, extent
+from torchair.engine.plan.records import Plan, Step, extent
 from torchair.engine.run.native import NativeProgram
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class Stored:
 def maker() -> Data:
     """What the numbers of a recipe are for."""
     code = cpu().library
-    words = [_FORMAT, HEADER, STEP, PATCH, records.SIZES_AT]
+    words = [_FORMAT, HEADER, STEP, PATCH, SIZES_AT]
     return {"words": words, "with": [*made_with(code.machine), driver(code.machine).entry]}
 
 
@@ -170,7 +172,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
     roots = {r[0]: _root(*r) for r in data["roots"]}
     places = {s: (roots[root], offset) for s, root, offset in data["places"]}
     plan = Plan(
-        inputs=data["inputs"], roots=list(roots.values()), places=places,
+        target=cpu(), inputs=data["inputs"], roots=list(roots.values()), places=places,
         arena_size=data["arena"], arena_floor=data["arena"], threads=int(data["threads"]),
         constants={int(s): _tensor(*t) for s, t in data["constants"].items()},
         outputs=[_output(*o) for o in data["outputs"]],
@@ -209,13 +211,13 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
 
 
 def _root(
-    slot: int, kind: records.RootKind, offset: int, size: int, tied_to: int, layout: Any
+    slot: int, kind: RootKind, offset: int, size: int, tied_to: int, layout: Any
 ) -> Root:
     meta = None
     if layout is not None:
         dtype, shape, strides = layout
         meta = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device="meta")
-    root = Root(slot, kind, meta, "cpu", offset=offset, bytes=size, tied_to=tied_to)
+    root = Root(slot, kind, meta, HOST, offset=offset, bytes=size, tied_to=tied_to)
     root.buffer = 0 if kind == "arena" else -1
     return root
 

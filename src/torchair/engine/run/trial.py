@@ -8,38 +8,26 @@ busy machine only those that nobody interrupts tell anything.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import BARRIER, HEADER, bind_threads
-from torchair.codegen.cpu.jit import empty
-from torchair.codegen.cpu.target import cpu
-from torchair.codegen.cuda.driver import Call
-from torchair.codegen.cuda.target import CudaTarget, cuda, entry_alone
+from torchair.codegen.program import Constant, Room, Root, Timed, Trial, aligned_bytes
 from torchair.codegen.requests import FAR, Convolution, Product, Request
-from torchair.codegen.target import Generated, KernelOrder, Pack, Target
-from torchair.engine.plan.records import Constant, Plan, Room, Root, Step, extent
+from torchair.codegen.target import Generated, Pack, Target
+from torchair.engine.plan.records import Plan, Step, extent
 from torchair.engine.run.fixed import check_capturable
-from torchair.engine.run.launches import launches_of
 from torchair.engine.run.native import ProgramPool
-from torchair.engine.run.segment import ALONE, LINE, aligned_bytes
 from torchair.errors import CaptureError
 from torchair.log import logger
 from torchair.operators.purity import is_pure
 
-REACH = {"cpu": 64 << 20, "cuda": 128 << 20}
-"""Bytes that no cache holds, by the type of a device."""
 TURNS = 64
 """Most copies, each of which is a step of some run."""
-LAUNCHES = 16
-"""Launches of a GPU in one run, at least."""
 LONG = 40_000.0
 """Microseconds that all copies should not take longer than, about."""
 RUN = 1_000.0
@@ -47,37 +35,6 @@ RUN = 1_000.0
 
 Content = Callable[[Constant, Pack | None], torch.Tensor]
 """A constant of a step as a kernel wants it."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is measured: a kernel, and the steps that it computes, by whose order words count."""
-
-    order: KernelOrder
-    steps: Sequence[Step]
-    beside: bool = False  # others stand beside it in a launch, which asks for blocks of one size
-
-    @property
-    def work(self) -> float:
-        """Microseconds, roughly."""
-        return sum(step.code.work for step in self.steps)
-
-
-def subjects(plan: Plan, target: Target) -> list[Subject]:
-    """The kernels of a plan, in order."""
-    if not isinstance(target, CudaTarget):
-        return [Subject(s.code.order, [s]) for s in plan.native_steps]
-    return [
-        Subject(job.order, [steps[k] for k in job.steps], len(bundle) > 1)
-        for steps, part in launches_of(plan, target)
-        for bundle in part
-        for job in bundle
-    ]
-
-
-def threads_of(plan: Plan) -> int:
-    """Threads that run the native steps of a plan, as a rule; a GPU has all that it wants."""
-    return torch.get_num_threads() if plan.work > ALONE and bind_threads() else 1
 
 
 def far_bytes(plan: Plan) -> int:
@@ -88,8 +45,11 @@ def far_bytes(plan: Plan) -> int:
 class Stage:
     """Memory for the steps of one kernel: operands hold random numbers, constants what they are."""
 
-    def __init__(self, steps: Sequence[Step], plan: Plan, content: Content) -> None:
+    def __init__(
+        self, steps: Sequence[Step], plan: Plan, content: Content, target: Target
+    ) -> None:
         self._steps, self._plan, self._content = steps, plan, content
+        self._target = target
         self._device = torch.device(plan.device)
         self._slots: dict[int, Any] = {}
         self._constants: dict[int, Constant] = {}
@@ -99,9 +59,9 @@ class Stage:
         self._work = max(sum(step.code.work for step in steps), 0.1)
         self._packed: dict[tuple[int, Pack | None, int], torch.Tensor] = {}
         self._fault = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self.turns = self._turns(min(far_bytes(plan), REACH[self._device.type]))
+        self.turns = self._turns(min(far_bytes(plan), target.reach))
         self._roots = {
-            (r.slot, turn): _memory(r, seed, self._device)
+            (r.slot, turn): target.copied(_memory(r, seed, self._device))
             for seed, r in enumerate(self._distinct(constants=False))
             for turn in range(self.turns if _is_far(r) else 1)
         }
@@ -119,21 +79,19 @@ class Stage:
         self.steps = max(1, min(wanted, int(RUN / self._work)))
         return wanted // self.steps * self.steps
 
-    def trial(self, made: Generated, threads: int) -> Trial | GpuTrial:
-        """A kernel of these steps, ready to be run, on a CPU on so many threads. It is compiled."""
+    def trial(self, made: Generated, threads: int) -> Trial:
+        """A kernel of these steps, ready to be run, on so many threads. It is compiled."""
         room = aligned_bytes(made.scratch * threads)
         words = [
             {k: self._word(k, slot, made, room, turn) for k, slot in self._slots.items()}
             for turn in range(self.turns)
         ]
-        if made.launch is not None:
-            return GpuTrial(made, words, cuda(self._device.index or 0), (self, room))
-        return Trial(made, [list(w.values()) for w in words], self.steps, threads, (self, room))
+        return self._target.trial(made, words, self.steps, threads, (self, room))
 
     def library(self, request: Request, threads: int) -> LibraryTrial | None:
         """Torch's kernel for the head of a request, without what is done with its results; None
-        where torch has none, or another device runs it."""
-        if not self._plan.on_host or not isinstance(request, Product | Convolution):
+        where torch has none."""
+        if not isinstance(request, Product | Convolution):
             return None
         head: Any = _product if isinstance(request, Product) else _convolution
         operands = [partial(self._operand, turn) for turn in range(self.turns)]
@@ -161,7 +119,8 @@ class Stage:
             first = self._packed.get((word, pack, 0))
             if first is None:
                 first = self._content(self._constants[word], pack).to(self._device)
-            self._packed[key] = first if turn == 0 else _another(first, pack)
+            packed = pack is not None
+            self._packed[key] = self._target.copied(first, packed) if turn else first
         return self._packed[key]
 
     def clear(self) -> None:
@@ -187,34 +146,6 @@ class Stage:
         made = [self._plan.place(s)[0] for s in step.outs]
         roots, tied = {r.slot for r in made}, any(r.kind == "tied" for r in made)
         return tied or any(self._plan.place(s)[0].slot in roots for s in read)
-
-
-class Trial:
-    """Programs of the driver for one kernel, which take turns: each runs it `steps` times, with
-    barriers between."""
-
-    def __init__(
-        self, made: Generated, words: Sequence[Sequence[int]], steps: int, threads: int, keep: Any
-    ) -> None:
-        self.steps, self.threads = steps, threads
-        address = cpu().library.address(made.kernel)
-        blocks = [(ctypes.c_int64 * len(w))(*w) for w in words]
-        barrier = (ctypes.c_int64 * (2 * LINE))()
-        headers = []
-        for first in range(0, len(blocks), steps):
-            part = blocks[first : first + steps]
-            records = [x for w in part for x in (address, ctypes.addressof(w), BARRIER)]
-            listed = (ctypes.c_int64 * len(records))(*records)
-            where = ctypes.addressof(listed), ctypes.addressof(barrier)
-            header = (where[0], steps, threads, 0, 0, 0, where[1], 0)
-            headers.append(((ctypes.c_int64 * HEADER)(*header), listed))
-        self._keep = keep, blocks, barrier, headers
-        self._programs = cycle([ctypes.addressof(header) for header, _ in headers])
-        self._drive = cpu().driver()
-
-    def __call__(self) -> None:
-        """One run."""
-        self._drive(next(self._programs))
 
 
 Operand = Callable[[int, Sequence[Any], Any], torch.Tensor]
@@ -269,116 +200,37 @@ class LibraryTrial:
             return got, function(*(t.double() for t in tensors)).to(got.dtype)
 
 
-class Replay:
-    """Work that a GPU has recorded."""
-
-    def __init__(self, work: Callable[[], object], device: torch.device, keep: Any = None) -> None:
-        self._device, self._keep = device, keep
-        self._graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(device)
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                self._graph.capture_end()
-        torch.cuda.synchronize(device)
-
-    def __call__(self) -> None:
-        """All of it once more."""
-        self._graph.replay()
-
-    def seconds(self, window: float) -> float:
-        """What the best of some replays takes on the device."""
-        best, end = float("inf"), time.monotonic() + window
-        with torch.cuda.device(self._device):
-            while True:
-                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                first.record()
-                self._graph.replay()
-                last.record()
-                last.synchronize()
-                best = min(best, first.elapsed_time(last) * 1e-3)
-                if time.monotonic() >= end:
-                    return best
-
-
 def has_effects(plan: Plan) -> bool:
     """Whether a step does more than to compute results, or may."""
     return not all(is_pure(step.node) for step in plan.steps)
 
 
 def call_of(pool: ProgramPool, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
-    """A call with these inputs that can be measured, recorded on a GPU; None where what runs may
-    have effects."""
-    if not pool.plan.on_host:
-        return replay_of(pool, inputs)
+    """A call with these inputs that can be measured, recorded where a device does that; None where
+    it cannot be, or where what runs may have effects."""
+    plan = pool.plan
     if pool.native:
         return partial(pool.run, inputs)
-    return None if has_effects(pool.plan) else torch.no_grad()(partial(pool.run, inputs))
-
-
-def replay_of(pool: ProgramPool, inputs: Sequence[torch.Tensor]) -> Replay | None:
-    """A program of a GPU with these inputs, recorded; None where it cannot be, or where a step does
-    more than to compute results."""
-    if has_effects(pool.plan):
+    if has_effects(plan):
         return None
+    if plan.streams is None:
+        return torch.no_grad()(partial(pool.run, inputs))
+    assert plan.target is not None, "graphs without kernels are not tuned"
     try:
         with torch.no_grad():
-            check_capturable(pool.plan)
+            check_capturable(plan)
             _, program = pool.once(inputs)  # libraries are initialised then
-            device = torch.device(pool.plan.device)
-            return Replay(lambda: program.run(inputs), device, (program, inputs))
+            return plan.target.recorded(lambda: program.run(inputs), (program, inputs))
     except (CaptureError, RuntimeError) as e:
         logger.info("a graph cannot be measured as a whole: %s", e)
         return None
-
-
-class GpuTrial:
-    """Launches of one kernel alone. A call is one launch; a run, which is recorded when it is first
-    measured, is one for each copy of the memory, and some `LAUNCHES` at least."""
-
-    threads = 1
-
-    def __init__(
-        self, made: Generated, words: Sequence[dict[int, int]], target: CudaTarget, keep: Any
-    ) -> None:
-        launch, entry, self._keep = made.launch, entry_alone(made), keep
-        assert launch is not None
-        blocks = launch.blocks(lambda word: 0)
-        self._device = torch.device("cuda", target.index)
-        self._calls = [
-            Call(
-                target.library, entry, blocks, [blocks, *(w[k] for k in made.kernel.words)],
-                launch.shared, launch.cluster,
-            )
-            for w in words
-        ]  # fmt: skip
-        self._calls *= -(-LAUNCHES // len(self._calls))
-        self.steps = len(self._calls)
-        self._recorded: Replay | None = None
-
-    def __call__(self) -> None:
-        """One launch, and all that was asked of the device before."""
-        self._calls[0](torch.cuda.current_stream(self._device).cuda_stream)
-        torch.cuda.synchronize(self._device)
-
-    def seconds(self, window: float) -> float:
-        """What a run takes on the device."""
-        self._recorded = self._recorded or Replay(self._run, self._device)
-        return self._recorded.seconds(window)
-
-    def _run(self) -> None:
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        for call in self._calls:
-            call(stream)
 
 
 def least_time(call: Callable[[], object], threads: int, window: float) -> float:
     """Seconds of the best call in a window of so many seconds of a core. One thread is measured by
     the time that it had a core for, several by the clock: while one waits for another that has
     none, it only seems to be busy. A GPU has a clock of its own."""
-    if isinstance(call, Replay | GpuTrial):
+    if isinstance(call, Timed):
         return call.seconds(window)
     clock = time.thread_time if threads == 1 else time.perf_counter
     best, end, now = float("inf"), time.thread_time() + window, clock()
@@ -401,17 +253,5 @@ def _memory(root: Root, seed: int, device: torch.device) -> torch.Tensor:
     dtype = meta.dtype
     if dtype.is_floating_point:
         generator = torch.Generator(device).manual_seed(seed)
-        return _aligned_copy(torch.randn(count, generator=generator, device=device).to(dtype))
-    return _aligned_copy(torch.full((count,), dtype == torch.bool, dtype=dtype, device=device))
-
-
-def _another(made: torch.Tensor, pack: Pack | None) -> torch.Tensor:
-    """A copy of a constant in memory like its own: in large pages if it is packed."""
-    large = pack is not None and made.is_cpu
-    return empty(made.shape, made.dtype).copy_(made) if large else _aligned_copy(made)
-
-
-def _aligned_copy(t: torch.Tensor) -> torch.Tensor:
-    if not t.is_cpu:
-        return t.clone()
-    return aligned_bytes(t.nbytes)[: t.nbytes].view(t.dtype).view(t.shape).copy_(t)
+        return torch.randn(count, generator=generator, device=device).to(dtype)
+    return torch.full((count,), dtype == torch.bool, dtype=dtype, device=device)

@@ -7,108 +7,20 @@ for other plans one for each of the last sizes."""
 
 from __future__ import annotations
 
-import ctypes
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import FILL, PATCH, bind_threads
-from torchair.codegen.cpu.target import cpu
-from torchair.codegen.numbers import Number
+from torchair.codegen.poison import areas_of, poisoned
+from torchair.codegen.program import aligned_bytes
 from torchair.engine.plan.family import Family, Member
-from torchair.engine.plan.records import SIZES_AT, Laid, Plan
-from torchair.engine.run import segment
+from torchair.engine.plan.records import Laid, Plan, picker
 from torchair.engine.run.executor import Program
-from torchair.engine.run.native import NativeProgram, picker
-from torchair.engine.run.segment import Memory, Segment
+from torchair.engine.run.memory import ARENA, allocator
+from torchair.engine.run.native import NativeProgram
 from torchair.flags import poisoning
-
-_ARENA = 1  # among the values: nothing, then the arena, buffers in it, Numbers, constants
-_BUFFERS = 2
-
-
-class SizedSegment(Segment):
-    """The native steps of a family. `fit` makes it ready for one of its plans."""
-
-    def __init__(
-        self,
-        family: Family,
-        threads: int,
-        last: Sequence[int],
-        scratch: Callable[[int], torch.Tensor] | None,
-    ) -> None:
-        plan = family.plan
-        self._family = family
-        self._numbers_at = _BUFFERS + len(plan.arena.buffers)
-        self._constants_at = self._numbers_at + family.words
-        self._constant_of = {s: self._constants_at + k for k, s in enumerate(family.sized)}
-        self._fixed_at = self._constants_at + len(family.sized)
-        self._fixed: dict[int, int] = {}  # integers that are added: their place among the values
-        self._records: list[int] = []
-        self._placement: Laid | None = None
-        super().__init__(plan.native_steps, Memory(plan, 0, scratch), threads, last)
-        count = self._fixed_at + len(self._fixed)
-        self._values = (ctypes.c_int64 * count)(*[0] * self._fixed_at, *self._fixed)
-        self._table = (ctypes.c_int64 * len(self._records))(*self._records)
-        self._fill = cpu().filler()
-
-    def _threads_of(self, threads: int) -> int:
-        return threads if bind_threads() else 1
-
-    # ---- once: which word follows from what ----
-
-    def _write_sized(self, memory: Memory) -> None:
-        outline, places = self.outline, memory.plan.places
-        for word, slot in outline.placed:
-            root, offset = places[slot]
-            if root.kind == "arena":
-                self._follow(word, offset, _ARENA, _BUFFERS + root.buffer)
-            elif root.slot in self._constant_of:
-                self._follow(word, offset, self._constant_of[root.slot])
-            else:
-                self._follow(word, memory.constant(root), *self._integer(offset))
-        for k, (_, _, slot) in enumerate(outline.patches):
-            self._follow(outline.patches_at + PATCH * k + 2, places[slot][1])
-        for step, at in zip(self.steps, outline.blocks, strict=True):
-            for word, number in enumerate(step.code.numbers, at + SIZES_AT):
-                self._follow(word, number)
-
-    def _follow(self, word: int, size: Any, *others: int) -> None:
-        """A word is the sum of a size and other values."""
-        if not others and not isinstance(size, Number):
-            self.block[word] = size
-            return
-        others = (*others, *self._integer(size))
-        self._records += (word, *others, *[0] * (FILL - 1 - len(others)))
-
-    def _integer(self, size: Any) -> tuple[int, ...]:
-        """Where an integer is among the values, which need not have a 0."""
-        if isinstance(size, Number):
-            return (self._numbers_at + self._family.at(size),)
-        return (self._fixed.setdefault(size, self._fixed_at + len(self._fixed)),) if size else ()
-
-    # ---- for each size ----
-
-    def fit(
-        self, member: Member, placement: Laid, arena: int, constants: Sequence[torch.Tensor]
-    ) -> None:
-        """Write all that follows from sizes and from where memory is."""
-        values: Any = self._values
-        family = self._family
-        values[_ARENA] = arena
-        values[self._numbers_at : self._constants_at] = member.values[: family.words]
-        if placement is not self._placement:
-            values[_BUFFERS : self._numbers_at] = placement.offsets
-            self._write_flags(family.barriers(placement, self.outline, self.steps))
-            self._placement = placement
-        if constants:
-            values[self._constants_at : self._fixed_at] = [t.data_ptr() for t in constants]
-        (work,) = family.work(member.values)
-        self.most = self.threads if work > segment.ALONE else 1
-        self.block[segment.THREADS] = self.most
-        self._fill(self.base, self._table, len(self._table) // FILL, values)
 
 
 class SizedProgram(NativeProgram):
@@ -126,24 +38,27 @@ class SizedProgram(NativeProgram):
         layouts = {id(o): layout for o, layout in results}
         kinds = [(*layouts[id(o)], r.meta.dtype, r.device) for o, r in made]
         roots = dict(zip(kinds, [r for _, r in made], strict=True))
-        self._kinds = [(*kind[:2], segment.allocator(root)) for kind, root in roots.items()]
+        self._kinds = [(*kind[:2], allocator(root)) for kind, root in roots.items()]
         self._each = picker([list(roots).index(kind) for kind in kinds])
-        self._segment = SizedSegment(family, torch.get_num_threads(), slots, scratch)
-        self._take(self._segment, slots)
+        target = family.plan.target
+        assert target is not None
+        self._sized = target.bind_sized(family, torch.get_num_threads(), slots, scratch)
+        self._take(self._sized, slots)
 
     def fit(self, member: Member, placement: Laid, arena: torch.Tensor) -> None:
         """Make ready for a plan of the family."""
         values = member.values
         self._constants = self._family.constants(values)  # kept while their addresses are in use
-        self._segment.fit(member, placement, arena.data_ptr(), self._constants)
+        (work,) = self._family.work(values)
+        self._sized.fit(values, work, placement, arena.data_ptr(), self._constants)
         made = [make(shape(values), strides(values)) for shape, strides, make in self._kinds]
         self.makers = list(self._each(made))
         self.fitted, self.arena = member, arena
         if poisoning():
             sizes, offsets = placement.sizes, placement.offsets
             where = lambda r: (offsets[r.buffer], sizes[r.buffer])  # noqa: E731
-            areas = segment.areas_of(self._family.plan, where)
-            self.enter = segment.poisoned(self._segment.call(), arena, areas)
+            areas = areas_of(self._family.plan.roots, where)
+            self.enter = poisoned(self._sized.call(), arena, areas)
 
     def leave(self) -> None:
         """Be ready for nothing, and hold no memory."""
@@ -212,7 +127,7 @@ class Workspace:
             self._memory = _bytes(max(size, had + had // _SPARE))
 
     def _place(self, slot: int, size: int) -> torch.Tensor | None:
-        return self._memory[:size] if slot == segment.ARENA else None
+        return self._memory[:size] if slot == ARENA else None
 
     def _scratched(self, size: int) -> torch.Tensor:
         if size > self._scratch.numel():
@@ -222,7 +137,7 @@ class Workspace:
 
 def _bytes(size: int) -> torch.Tensor:
     with torch.inference_mode(False):
-        return segment.aligned_bytes(size)
+        return aligned_bytes(size)
 
 
 class MemberPool:

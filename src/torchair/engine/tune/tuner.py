@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from torchair.codegen.program import Subject, Trial
 from torchair.codegen.requests import Request
 from torchair.codegen.target import (
     AS_EVER,
@@ -54,7 +55,7 @@ class Entrant:
 
     way: Way
     made: Generated
-    run: trial.Trial | trial.GpuTrial | trial.LibraryTrial
+    run: Trial
 
 
 class Race:
@@ -211,14 +212,14 @@ class Tuning:
         machine = self._machine(plan)
         todo = [
             (subject, choices)
-            for subject in _distinct(trial.subjects(plan, self._target), wish.share)
+            for subject in _distinct(self._target.subjects(plan), wish.share)
             if wish.includes(subject.order.request, subject.order.label)
             and not any(step.code.numbers for step in subject.steps)
             and self._known(subject.order.request, machine) is None
             and (choices := self._target.choices(subject.order.request))
         ]
-        program, small = program_of(plan), plan.on_host and plan.work <= SMALL
-        several = small and plan.all_native and trial.threads_of(plan) > 1
+        program, small = program_of(plan), plan.work <= SMALL
+        several = small and plan.all_native and self._target.threads(plan.work) > 1
         if PROGRAM in wish.kinds and several and self._known(program, machine) is None:
             self._open = program, machine, wish.margin
         end = time.monotonic() + wish.budget_seconds
@@ -312,7 +313,7 @@ class Tuning:
                 self._own.add(replace(found, way="", microseconds=found.usual))
         self.chosen = kept
 
-    def _measured(self, subject: trial.Subject, *rest: Any) -> TunedWay | None:
+    def _measured(self, subject: Subject, *rest: Any) -> TunedWay | None:
         """What was found for a kernel, None where it cannot be measured: that costs no graph."""
         try:
             return self._tuned(subject, *rest)
@@ -321,21 +322,22 @@ class Tuning:
             return None
 
     def _tuned(
-        self, subject: trial.Subject, plan: Plan, content: trial.Content, choices: Choices,
+        self, subject: Subject, plan: Plan, content: trial.Content, choices: Choices,
         wish: Wish, machine: str,
     ) -> TunedWay:  # fmt: skip
         order = subject.order
-        stage = trial.Stage(subject.steps, plan, content)
+        stage = trial.Stage(subject.steps, plan, content, self._target)
         about = f"{KINDS[type(order.request)]} {order.label}"
         if stage.overwrites:
             return TunedWay(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
-        race = Race(order, self._target, stage, trial.threads_of(plan), subject.beside)
+        threads = self._target.threads(plan.work)
+        race = Race(order, self._target, stage, threads, subject.beside)
         best = _walk(race, choices)
         way, usual, spent = _proven(race.usual, best, wish.margin)
         logger.info("%s: %.1f us, %s %.1f us", order.label, usual, way, spent)
         found = TunedWay(hash_of(order.request), machine, version(), about, str(way), spent, usual)
         if BY_TORCH.within(choices):
-            rival = stage.library(order.request, trial.threads_of(plan))
+            rival = stage.library(order.request, threads)
             theirs = _beaten(best if way else race.usual, rival, wish.margin)
             if theirs:
                 self._rivals.append((found, replace(found, way=str(BY_TORCH), microseconds=theirs)))
@@ -353,7 +355,8 @@ class Tuning:
         plan is."""
         size = trial.far_bytes(plan)
         far = "near" if size < _NEAR else "middle" if size < _MIDDLE else "far"
-        threads = f", {trial.threads_of(plan)} threads" if plan.on_host else ""
+        count = self._target.threads(plan.work)
+        threads = f", {count} threads" if count else ""
         return f"{self._target.processor}{threads}, {far} memory"
 
 
@@ -395,11 +398,11 @@ def _beaten(own: Entrant, rival: trial.LibraryTrial | None, margin: float) -> fl
     return spent
 
 
-def _distinct(found: Sequence[trial.Subject], share: float) -> list[trial.Subject]:
+def _distinct(found: Sequence[Subject], share: float) -> list[Subject]:
     """One kernel for each request that makes up a share of the work; those that make up most come
     first, so that the time for tuning is spent where it pays. It stands beside others if any of its
     kind does."""
-    kinds: dict[str, list[trial.Subject]] = {}
+    kinds: dict[str, list[Subject]] = {}
     for subject in found:
         kinds.setdefault(hash_of(subject.order.request), []).append(subject)
     work = {name: sum(s.work for s in alike) for name, alike in kinds.items()}

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchair.codegen.numbers import Book, Int, Number, Size, largest
+from torchair.codegen.program import SIZES_AT, Argument, Native
 from torchair.codegen.target import KernelOrder, Target
 from torchair.engine.fuse.units import Unit, is_number
-from torchair.engine.plan.records import SIZES_AT, Argument, Native
-from torchair.engine.plan.strides import Meta
+from torchair.engine.strides import Meta
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, is_static
 from torchair.operators.core import operands_of

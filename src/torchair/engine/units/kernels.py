@@ -11,11 +11,11 @@ from torchair.codegen import requests
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
 from torchair.codegen.numbers import Element, Int
 from torchair.codegen.pieces import pieces
+from torchair.codegen.program import SIZES_AT, Argument, Content, Room
 from torchair.codegen.target import Head, HeadKind, KernelOrder, Target
 from torchair.engine.fuse.units import Check, Unit, UnitKind
 from torchair.engine.lower import Operand, build_nest
-from torchair.engine.plan.records import SIZES_AT, Argument, Content, Room
-from torchair.engine.plan.strides import Meta
+from torchair.engine.strides import Meta
 from torchair.engine.units import emitter
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value

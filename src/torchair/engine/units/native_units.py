@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.program import Constant, Content, Native
+from torchair.codegen.streams import HOST
 from torchair.codegen.target import BrokenKernels, Declined, Pack, Target
 from torchair.engine.fuse.units import Fusion, Joins, Unit, always, fuse
-from torchair.engine.plan.records import Constant, Content, Native
-from torchair.engine.plan.strides import plain
+from torchair.engine.strides import plain
 from torchair.engine.units import emitter
 from torchair.engine.units.emitter import Layouts, NotNative, parameters
 from torchair.engine.units.kernels import UnitWriting, heads
@@ -31,7 +32,7 @@ class Prepared:
 
     def __init__(self, graph: Graph, frozen: Mapping[Value, torch.Tensor]) -> None:
         self.tensors: dict[Value, torch.Tensor] = dict(frozen)
-        self._device = next((t.device for t in frozen.values()), torch.device("cpu"))
+        self._device = next((t.device for t in frozen.values()), torch.device(HOST))
         self._sources: dict[Value, frozenset[Value]] = {v: frozenset([v]) for v in frozen}
         self._order = _needed(graph, {v for n in graph.nodes for v in parameters(n)}, self.tensors)
         self.nodes = frozenset(self._order)

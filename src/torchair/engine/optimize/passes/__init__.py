@@ -213,6 +213,7 @@ def _lays_out(options: EngineOptions) -> bool:
 
 ENGINE_PASSES = (
     Pass("remove_dead_code", remove_dead_code, _dead_code),
+    Pass("drop_implied_order", ordering.drop_implied_order),
     Pass("apply_rules", apply_rules, _rewrites),
     Pass("fold_constants", fold_constants, attrgetter("fold")),
     Pass("split_norm_gradients", forms.split_norm_gradients, _lays_out, ["LayerNormGradV3"]),

@@ -1,5 +1,5 @@
 """What passes know of a graph besides; passes over its inputs and updates, those that make program
-order explicit, and the one that chooses the order of execution."""
+order explicit and drop what data imply, and the one that chooses the order of execution."""
 
 from __future__ import annotations
 
@@ -159,9 +159,22 @@ def choose_order(graph: Graph, state: GraphState) -> None:
     elif state.topology == "RDFS" and graph.output is not None:
         # what the outputs need, each operand just before its reader
         order = topological([graph.output, *graph.nodes], graph.name)
+    order = _joins_last(order, Lanes(graph))
     if state.overlap:
         order = _communication_first(order)
     graph.set_order([*graph.data, *(n for n in order if n.type not in INPUTS)])
+
+
+def _joins_last(order: list[Node], lanes: Lanes) -> list[Node]:
+    """Let a lane do all that it can before it waits for the lane of a label."""
+    if not lanes:
+        return order
+    joins: dict[Node, int] = {}  # how many such waits there are on the way here
+    for node in order:
+        lane = lanes.of(node)
+        other = {b: lanes.of(b) not in ("", lane) for b in node.producers()}
+        joins[node] = max((joins[b] + waits for b, waits in other.items()), default=0)
+    return sorted(order, key=joins.__getitem__)
 
 
 def _communication_first(order: list[Node]) -> list[Node]:
@@ -319,3 +332,31 @@ def mapping_assign_op_to_graph_output(
         graph.remove(node)
         output.set_input("input", [*results, value])
     return state.assigned
+
+
+# ---- order that data imply
+
+
+def drop_implied_order(graph: Graph, state: GraphState | None = None) -> None:
+    """A control edge between nodes that data order anyway -> none. A stream waits for another one
+    because it reads what that computes, and what others wait for has no generated code."""
+    if not any(node.control for node in graph.nodes):
+        return
+    position = {node: k for k, node in enumerate(topological(graph.nodes))}
+    for node in graph.nodes:
+        for before in list(node.control):
+            if _reads_from(node, before, position):
+                node.not_after(before)
+
+
+def _reads_from(node: Node, before: Node, position: dict[Node, int]) -> bool:
+    """Whether a node reads what another one makes, or what follows from that."""
+    stack, seen = [node], {node}
+    while stack:
+        for source in {value.node for value in stack.pop().values()} - seen:
+            if source is before:
+                return True
+            if position[source] > position[before]:
+                seen.add(source)
+                stack.append(source)
+    return False

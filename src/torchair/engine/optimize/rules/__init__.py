@@ -10,12 +10,16 @@ from torchair.engine.optimize.rules.caches import CACHE_RULES
 from torchair.engine.optimize.rules.leftovers import PRODUCT_PATTERNS
 from torchair.engine.optimize.rules.leftovers import RULES as LEFTOVERS
 from torchair.engine.optimize.rules.norm import NORM_PATTERNS
+from torchair.engine.optimize.rules.npu import NPU_RULES
 from torchair.engine.optimize.rules.quantised import QUANTISED_PATTERNS
 
-RULES = (*LEFTOVERS, *CACHE_RULES)
+RULES = (*LEFTOVERS, *CACHE_RULES, *NPU_RULES)
+_STAYS = "MlaPrologV3"  # only its caches are taken off
+TAKEN_APART = {name for rule in (*CACHE_RULES, *NPU_RULES) for name in rule.last} - {_STAYS}
+"""Operators for which others are put, all of them with generated code."""
 PATTERNS = (
     *NORM_PATTERNS, *ACTIVATION_PATTERNS, *ATTENTION_PATTERNS, *PRODUCT_PATTERNS,
     *QUANTISED_PATTERNS,
 )  # fmt: skip
 
-__all__ = ["PATTERNS", "QUANTISED_PATTERNS", "RULES"]
+__all__ = ["PATTERNS", "QUANTISED_PATTERNS", "RULES", "TAKEN_APART"]

@@ -3,10 +3,15 @@ caches of pages, each updated in place; queries and keys turned by the same angl
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from torchair import ge
 from torchair.ge.build import builder
+from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Node, Value
-from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet
+from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, shape_of
 from torchair.ge.shapes import is_static
 from torchair.operators.slicing import END as _END
 
@@ -14,6 +19,7 @@ CACHE_RULES = RuleSet()
 _BLOCKED = "PA_NZ"
 _PLAIN = ("PA", "PA_BNSD")
 _QUANTISED = ("k_rope_scale", "c_kv_scale", "k_rope_offset", "c_kv_offset", "v")
+_LATENT = ("kv_cache", "kr_cache")
 _OPTIONAL = ("compress_lens", "compress_seq_offset", "seq_lens")
 
 
@@ -66,6 +72,61 @@ def LatentCacheApart(node: Node, inner: Inner) -> Build:
         return [*new, turned, latent]
 
     return build
+
+
+@CACHE_RULES("MlaPrologV3")
+def LatentPrologApart(node: Node, inner: Inner) -> Build:
+    """MlaPrologV3 of two caches -> MlaPrologV3 of as many rows as there are tokens, and PagedUpdate
+    of both caches with these rows. So the caches are updated in place, and none is copied."""
+    if node.attr("cache_mode") != "PA_BSND":
+        raise Mismatch("the caches are no plain pages", node)
+    index = node.inputs.get("cache_index")
+    if not isinstance(index, Value) or index.rank != 1 or index.node.type == "Const":
+        raise Mismatch("slots are not a list of integers that comes from outside", node)
+    caches = [node.value_on(port) for port in _LATENT]
+    tokens = _count(index)
+    room = min(_places(cache) for cache in caches)
+    if tokens is None or tokens >= room:
+        raise Mismatch("there are as many tokens as places in the caches", node)
+
+    def rows(cache: Value) -> Value:
+        dims = [tokens, 1, 1, int(shape_of(cache)[-1])]
+        return ge.Const(torch.zeros(dims, dtype=ge_to_torch(cache.dtype)), readable=False)
+
+    def build() -> list[Value]:
+        small = [rows(cache) for cache in caches]
+        fed = {port: value for port, value in node.inputs.items() if value is not None}
+        fed |= dict(zip(_LATENT, small, strict=True))
+        fed["cache_index"] = ge.Const(torch.arange(tokens), readable=False)
+        results = builder("MlaPrologV3")(**fed, **_numbers(node))
+        made = results[0].node
+        made.attrs |= {name: a for name, a in node.attrs.items() if name not in made.attrs}
+        found = {value.port: value for value in results}
+        for port, cache in zip(_LATENT, caches, strict=True):
+            flat = ge.Reshape(found[port], [tokens, 1, shape_of(cache)[-1]])
+            found[port] = builder("PagedUpdate")(cache, flat, index, blocked=False)
+        return [found[value.port] for value in node.outputs]
+
+    return build
+
+
+def _count(index: Value) -> int | None:
+    """The number of slots, None if it may change."""
+    (count,) = index.shape or (None,)
+    return count if isinstance(count, int) else None
+
+
+def _places(cache: Value) -> int:
+    """Tokens that a cache has places for, 0 if that is not known."""
+    dims = list(cache.shape or ())
+    known = len(dims) == 4 and dims[2] == 1 and is_static(dims)
+    return int(dims[0]) * int(dims[1]) if known else 0
+
+
+def _numbers(node: Node) -> dict[str, Any]:
+    proto = node.prototype
+    assert proto is not None
+    return {spec.name: node.attr(spec.name) for spec in proto.attrs if spec.name in node.attrs}
 
 
 @CACHE_RULES("ApplyRotaryPosEmb")

@@ -1,4 +1,4 @@
-"""Native parts of a program on a GPU: which steps run in one launch, and the launches.
+"""Which native steps of a plan run in one launch of a GPU.
 
 A launch costs microseconds, as much as a small kernel. So
 
@@ -13,24 +13,14 @@ Whatever the steps would have left in memory is there afterwards, so nothing els
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
-import torch
-
-from torchair.codegen.cuda.driver import Call
-from torchair.codegen.cuda.jit import Entry, Gpu, ptx
-from torchair.codegen.cuda.target import CudaTarget, cuda
 from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
+from torchair.codegen.program import Native, Outline, Plan, Range, Step, meet
 from torchair.codegen.requests import FAR, Joint, Loops, Partner, Product
-from torchair.codegen.target import BrokenKernels, Kernel, KernelOrder, Launch
-from torchair.engine.plan.planner import Planner
-from torchair.engine.plan.records import SIZES_AT, Native, Plan, Step
-from torchair.engine.run.segment import BadIndex, Memory, NativePart, Outline, Range, Segment, meet
-from torchair.engine.units.native_units import NativeUnits
-from torchair.ge.graph import Graph, Value
+from torchair.codegen.target import Kernel, KernelOrder, Launch, Way
 
 Place = tuple[int, int]
 """A piece of memory and how far after its begin; or the identity of something else."""
@@ -73,20 +63,23 @@ Bundle = list[Job]
 """The kernels of one launch."""
 
 
-def launches_of(plan: Plan, target: CudaTarget) -> list[tuple[list[Step], list[Bundle]]]:
+Join = Callable[[Any, Callable[[], Joint | None], str, Callable[[Joint], Way]], KernelOrder | None]
+"""Gives one kernel for several requests, see `CudaTarget.joined`."""
+
+
+def launches_of(plan: Plan, join: Join) -> list[tuple[Sequence[Step], list[Bundle]]]:
     """The native parts of a plan, and the launches of each."""
-    runs = groupby(plan.steps, key=lambda step: step.native is not None)
-    parts = [list(part) for native, part in runs if native]
-    return [(part, bundles(part, plan, Outline(part, plan), target)) for part in parts]
+    parts = plan.native_parts
+    return [(part, bundles(part, plan, Outline(part, plan), join)) for part in parts]
 
 
 def bundles(
-    steps: Sequence[Step], plan: Plan, outline: Outline, target: CudaTarget
+    steps: Sequence[Step], plan: Plan, outline: Outline, join: Join
 ) -> list[Bundle]:
     """All steps, in launches. A kernel goes into the earliest launch that it can stand in, if none
     of those after it touches what it touches."""
     groups: list[Bundle] = []
-    for job in _Jobs(steps, plan, outline, target).run():
+    for job in _Jobs(steps, plan, outline, join).run():
         home = None
         for group in reversed(groups):
             if _fits(group, job):
@@ -112,9 +105,9 @@ class _Jobs:
     """Makes jobs of steps, in order."""
 
     def __init__(
-        self, steps: Sequence[Step], plan: Plan, outline: Outline, target: CudaTarget
+        self, steps: Sequence[Step], plan: Plan, outline: Outline, join: Join
     ) -> None:
-        self.steps, self.plan, self.target = steps, plan, target
+        self.steps, self.plan, self._join = steps, plan, join
         self.touched = outline.ranges(plan)
         self.jobs: list[Job] = []
         self.makers: dict[Place, Job] = {}  # by place: the job that makes what is there
@@ -160,7 +153,7 @@ class _Jobs:
             return None
         first = maker.steps[0]
         keep, nest = not maker.absorbed, self._code(first).order.request
-        made = self.target.joined(
+        made = self._join(
             (request, nest, keep),
             lambda: Joint(request, prologue=self._prologue(first), keep=keep),
             code.order.label, self.plan.way_of,
@@ -222,7 +215,7 @@ class _Jobs:
         )
         kept = last.prologue is not None and meet(last.writes, self.touched[last.prologue][1])
         nest = None if last.prologue is None else self._code(last.prologue).order.request
-        made = self.target.joined(
+        made = self._join(
             (last.product, request, nest, same_as, at, kept),
             lambda: self._pair(last, request, at, places, kept),
             other.order.label, self.plan.way_of,
@@ -284,164 +277,3 @@ def _same_place(store: Store, load: Expr) -> bool:
     plain = a.extra is None and b.extra is None and a.mask is None and b.mask is None
     same = (a.dtype, a.strides, a.offset) == (b.dtype, b.strides, b.offset)
     return plain and same and store.value.dtype == load.dtype
-
-
-# ---- launches on torch's stream ----
-
-
-class _Shared:
-    """What all programs of a plan share. Nothing of it can be made while a device records."""
-
-    def __init__(self, steps: Sequence[Step], plan: Plan, target: CudaTarget) -> None:
-        self.outline = Outline(steps, plan)
-        self.groups = bundles(steps, plan, self.outline, target)
-        count = len(self.outline.faults)  # words that a GPU writes, read without waiting for it
-        self.faults = torch.zeros(count, dtype=torch.int64, pin_memory=count > 0)
-
-
-class Launches(NativePart):
-    """Native steps on a GPU. As in a `Segment`, addresses that never change are written down once,
-    those of arguments and of fresh results are filled in at each call; a program that is captured
-    is called once."""
-
-    def __init__(self, steps: Sequence[Step], memory: Memory, target: CudaTarget) -> None:
-        self.steps, self._library = list(steps), target.library
-        plan = memory.plan
-        key = ("launches", *(id(s.code.operands) for s in steps))
-        if key not in plan.outlines:
-            plan.outlines[key] = _Shared(steps, plan, target)
-        shared: _Shared = plan.outlines[key]
-        self.outline, self.faults, groups = shared.outline, shared.faults, shared.groups
-        values = self._values(memory)
-        entries = [entry_of(group, self._library.machine) for group in groups]
-        errors = self._library.add(entries)
-        if errors:
-            self._refuse(entries, errors)
-        self._calls: list[Call] = []
-        self._given: list[tuple[int, Any, int]] = []  # word of the outline, where it is given
-        for group, entry in zip(groups, entries, strict=True):
-            early = bool(self._calls) and all(job.launch.early for job in group)
-            self._calls.append(self._call(group, entry, values, early))
-        sources = {word: (k, plan.places[slot][1]) for word, k, slot in self.outline.patches}
-        self._patches = [
-            (words, position, *sources[word])
-            for word, words, position in self._given
-            if word in sources
-        ]
-
-    def _refuse(self, entries: Sequence[Entry], errors: dict[str, Exception]) -> None:
-        """Say which kernels cannot be compiled: those of a launch, tried one by one."""
-        broken: dict[str, Exception] = {}
-        for entry in entries:
-            if entry.name not in errors:
-                continue
-            alone = [Entry((k,), entry.block, entry.resident) for k in entry.kernels]
-            found = self._library.add(alone)
-            found = found or {e.name: errors[entry.name] for e in alone}
-            broken |= {e.kernels[0].entry: found[e.name] for e in alone if e.name in found}
-        raise BrokenKernels(broken)
-
-    def _values(self, memory: Memory) -> list[int]:
-        """All words of the outline, as far as they are known."""
-        values = [0] * self.outline.total
-        self.outline.write_fixed(values, self.faults.data_ptr())
-        self.outline.write_sized(values, memory, self.steps)
-        return values
-
-    def _call(self, bundle: Bundle, entry: Entry, values: list[int], early: bool) -> Call:
-        """A launch. The first may not begin `early`: it is not known what was launched before, and
-        constants that it loads at once may have been laid out anew there."""
-        words: list[int] = []
-        where: list[tuple[int, int]] = []  # (word of the outline, position)
-        grid, shared, cluster = 0, 0, 1
-        for job in bundle:
-            numbers = dict(enumerate(self.steps[job.steps[0]].code.numbers, SIZES_AT))
-            blocks = job.launch.blocks(numbers.__getitem__)
-            grid, shared, cluster = grid + blocks, job.launch.shared, job.launch.cluster
-            words.append(blocks)
-            for word in job.kernel.words:
-                part, own = divmod(word, FAR)
-                at = self.outline.blocks[job.steps[part]] + own
-                where.append((at, len(words)))
-                words.append(values[at])
-        call = Call(self._library, entry, grid, words, shared, cluster, early)
-        self._given += [(word, call.words, position) for word, position in where]
-        return call
-
-    def call(self) -> Callable[[list[int]], None]:
-        patches, calls, index = self._patches, self._calls, self._library.index
-        stream_of = torch._C._cuda_getCurrentRawStream
-        check = self.check if len(self.faults) else None
-
-        def run(addresses: list[int]) -> None:
-            if check is not None:
-                check()
-            for words, position, source, offset in patches:
-                words[position] = addresses[source] + offset
-            stream = stream_of(index)
-            for call in calls:
-                call(stream)
-
-        return run
-
-    def check(self) -> None:
-        """Raise for an index out of range that a kernel met since the last check. Nobody waits for
-        the GPU, so that may have been an earlier call."""
-        if self.faults.count_nonzero():
-            first = int(self.faults.nonzero()[0])
-            self.faults.zero_()
-            raise BadIndex(self.steps[self.outline.faults[first][1]])
-
-
-def native_part(steps: Sequence[Step], memory: Memory, threads: int) -> NativePart:
-    """Consecutive native steps, bound to the memory of a program where they run."""
-    place = torch.device(memory.plan.device)
-    if place.type == "cpu":
-        return Segment(steps, memory, threads)
-    return Launches(steps, memory, cuda(place.index or 0))
-
-
-def entry_of(bundle: Bundle, gpu: Gpu) -> Entry:
-    """What a launch runs. Blocks of kernels side by side are to run all at once, if there is room
-    for as many: they would make the rows of their products anew in a second turn."""
-    launches = [job.launch for job in bundle]
-    resident = min(launch.resident for launch in launches)
-    if resident and len(launches) > 1:
-        wanted = -(-sum(launch.most_blocks for launch in launches) // gpu.multiprocessors)
-        resident = max(resident, min(wanted, *(launch.room for launch in launches)))
-    return Entry(tuple(j.kernel for j in bundle), launches[0].block, resident)
-
-
-# ---- what a graph would launch, on a machine without a GPU ----
-
-
-@dataclass
-class DryRun:
-    """A plan for a GPU that need not be here, and its launches in order."""
-
-    plan: Plan
-    launches: list[Bundle]
-    gpu: Gpu
-
-    def __str__(self) -> str:
-        """One line for each launch: its kernels side by side."""
-        return "\n".join(
-            " | ".join(f"{job.kernel.entry.rpartition('_')[0]} x{len(job.steps)}" for job in launch)
-            for launch in self.launches
-        )
-
-    def ptx(self, launch: Bundle) -> str:
-        """What the driver would get for a launch."""
-        return ptx([entry_of(launch, self.gpu)], self.gpu)
-
-
-def dry_run(
-    graph: Graph, gpu: Gpu, assigned: dict[int, int] | None = None,
-    frozen: Mapping[Value, torch.Tensor] | None = None,
-) -> DryRun:  # fmt: skip
-    """Plan a graph of fixed sizes for a GPU; `assigned` maps an output to the input it updates,
-    `frozen` are values that are the same in every call."""
-    target = CudaTarget(0, gpu)
-    planner = Planner(graph, "meta", assigned, (), NativeUnits(graph, target, frozen))
-    plan = planner.plan([n.outputs[0].fact for n in graph.data])
-    return DryRun(plan, [bundle for _, part in launches_of(plan, target) for bundle in part], gpu)

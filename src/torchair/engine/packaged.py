@@ -26,13 +26,12 @@ from torchair.codegen.cpu.jit import Library, objects_for
 from torchair.codegen.cpu.link import Image, link
 from torchair.codegen.cpu.processors import Processor, best, processor_named
 from torchair.codegen.cpu.target import CpuTarget, cpu
-from torchair.codegen.cuda.jit import describe, ptx
+from torchair.codegen.cuda.jit import Entry, Gpu, describe, ptx
 from torchair.codegen.cuda.target import CudaTarget, cuda
 from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.engine.compile import GraphCompiler
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import EngineOptions
-from torchair.engine.run.launches import Bundle, entry_of, launches_of
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Graph
 from torchair.trace import Trace
@@ -80,6 +79,18 @@ class RecordingTarget(CpuTarget):
         return link(objects_for(list(kernels.values()), self._processor))
 
 
+class RecordingGpu(CudaTarget):
+    """A GPU that need not be here: what its launches run is noted."""
+
+    def __init__(self, machine: Gpu) -> None:
+        super().__init__(0, machine)
+        self.noted: list[Entry] = []
+
+    def build(self, plan: Any) -> None:
+        """Note what is asked for."""
+        self.noted += self.entries(plan)
+
+
 def ptx_of(
     graph: Graph, state: GraphState, options: EngineOptions, architecture: str
 ) -> dict[str, str]:
@@ -89,19 +100,14 @@ def ptx_of(
         known = ", ".join(_GPUS)
         raise ValueError(f"{architecture!r} is no GPU that code can be made for: there are {known}")
     gpu = describe(*_GPUS[architecture])
-    target = CudaTarget(0, gpu)
+    target = RecordingGpu(gpu)
     compiler = GraphCompiler(graph, state, options, "meta", (), target)
     compiler.optimize(Trace())
     compiler.fuse({})
     data: list[Any] = [n.outputs[0] for n in graph.data]
     inputs = [torch.empty(v.shape, dtype=ge_to_torch(v.dtype), device="meta") for v in data]
-
-    def launched(plan: Any) -> list[Bundle]:
-        return [bundle for _, part in launches_of(plan, target) for bundle in part]
-
-    bundles = compiler.program(inputs, compiler.inputs.reader(inputs), launched)
-    entries = [entry_of(bundle, gpu) for bundle in bundles]
-    return {entry.name: ptx([entry], gpu) for entry in entries}
+    compiler.program(inputs, compiler.inputs.reader(inputs), lambda plan: None)
+    return {entry.name: ptx([entry], gpu) for entry in target.noted}
 
 
 _GPUS = {
@@ -236,6 +242,11 @@ class PackagedTarget(CpuTarget):
     @cached_property
     def _mapped(self) -> None:
         cpu().library.adopt(MappedImage(self._image, pool_symbols()[0]))
+
+    @property
+    def code(self) -> Library:
+        """All native code of this process runs from one place."""
+        return cpu().library
 
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Find the code of kernels; BrokenKernels where it is neither there nor can be made."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.numbers import Int, Number, same, value_of
+from torchair.codegen.streams import HOST
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, compile_dims, contiguous_strides, free_symbols
@@ -369,7 +370,7 @@ def as_tuple(content: Any) -> tuple[Any, ...]:
 
 
 def content_of(t: torch.Tensor) -> Any:
-    if t.dim() > 1 or t.numel() > HOST_SIZE or t.dtype.is_complex or t.device.type != "cpu":
+    if t.dim() > 1 or t.numel() > HOST_SIZE or t.dtype.is_complex or t.device.type != HOST:
         return None
     return tuple(t.tolist()) if t.dim() else t.item()
 

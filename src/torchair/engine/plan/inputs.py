@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.streams import HOST
 from torchair.engine.plan.ending import Layout
-from torchair.engine.run.native import picker
+from torchair.engine.plan.records import picker
 from torchair.errors import GraphError, InputError
 from torchair.ge import signature as sig
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
@@ -80,7 +81,7 @@ class _Check:
         self._shape = value.shape
         self._rank = None if value.shape is None else len(value.shape)
         self._size = torch.Size(value.shape) if is_static(value.shape) else None  # type: ignore[arg-type]
-        self._device = "cpu" if value.device_type == "CPU" else torch.device(device).type
+        self._device = HOST if value.device_type == "CPU" else torch.device(device).type
 
     def check(self, t: Any) -> None:
         """Kind, place, type and fixed dims; cheap enough for every call."""
@@ -88,7 +89,7 @@ class _Check:
             got = "None" if t is None else f"a {type(t).__name__}"
             problem = f"element {self.index} is {got}: "
             raise self._error(f"a tensor on {self._device}", got, problem)
-        if not (t.is_cpu if self._device == "cpu" else t.device.type == self._device):
+        if t.device.type != self._device:
             raise self._error(f"a tensor on {self._device}", f"one on {t.device}")
         if t.dtype is not self._dtype:
             raise self._error(f"type {self._dtype}", str(t.dtype))
@@ -148,8 +149,8 @@ def _steering_inputs(graph: Graph) -> set[Value]:
 def _is_host(value: Value) -> bool:
     """A scalar or packed sizes, as opposed to a CPU tensor of data."""
     small = value.shape == () or value.content is not None
-    on_host = value.node.type == "Data" and value.device_type == "CPU"
-    return small and on_host and value.dtype in INT_TYPES
+    given = value.node.type == "Data" and value.device_type == "CPU"
+    return small and given and value.dtype in INT_TYPES
 
 
 # ---- what of the inputs of a call its plan depends on, as one row of integers ----
@@ -278,7 +279,7 @@ def _reader(source: sig.InputSource) -> Callable[[Sequence[Any]], Any]:
 @cache
 def no_offsets(count: int) -> torch.Tensor:
     """What random operators get for offsets: they draw from torch's generators, as eager does."""
-    return torch.full((count,), sig.NO_OFFSET, dtype=torch.int64, device="cpu")
+    return torch.full((count,), sig.NO_OFFSET, dtype=torch.int64, device=HOST)
 
 
 def layouts_of(results: Sequence[sig.Result], count: int) -> list[Layout | None]:

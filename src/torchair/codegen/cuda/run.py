@@ -1,0 +1,152 @@
+"""Native parts of a program on a GPU: launches on torch's stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from torchair.codegen.cuda.driver import Call, GpuLibrary
+from torchair.codegen.cuda.jit import Entry, Gpu
+from torchair.codegen.cuda.jobs import Bundle, Join, bundles
+from torchair.codegen.program import SIZES_AT, BadIndex, Memory, NativePart, Outline, Plan, Step
+from torchair.codegen.requests import FAR
+from torchair.codegen.target import BrokenKernels, Generated
+
+
+class Shared:
+    """What all programs of a plan share: how the steps of a part are launched."""
+
+    def __init__(self, steps: Sequence[Step], plan: Plan, join: Join) -> None:
+        self.outline = Outline(steps, plan)
+        self.groups = bundles(steps, plan, self.outline, join)
+
+    @cached_property
+    def faults(self) -> torch.Tensor:
+        """Words that a GPU writes, read without waiting for it. They are made with the first
+        program: while a device records they cannot be."""
+        count = len(self.outline.faults)
+        return torch.zeros(count, dtype=torch.int64, pin_memory=count > 0)
+
+
+class Launches(NativePart):
+    """Native steps on a GPU. As in a `Segment`, addresses that never change are written down once,
+    those of arguments and of fresh results are filled in at each call; a program that is captured
+    is called once."""
+
+    def __init__(
+        self, steps: Sequence[Step], memory: Memory, shared: Shared, library: GpuLibrary
+    ) -> None:
+        self.steps, self._library = list(steps), library
+        plan, groups = memory.plan, shared.groups
+        self.outline, self.faults = shared.outline, shared.faults
+        values = self._values(memory)
+        entries = compiled(library, groups)
+        self._calls: list[Call] = []
+        self._given: list[tuple[int, Any, int]] = []  # word of the outline, where it is given
+        for group, entry in zip(groups, entries, strict=True):
+            early = bool(self._calls) and all(job.launch.early for job in group)
+            self._calls.append(self._call(group, entry, values, early))
+        sources = {word: (k, plan.places[slot][1]) for word, k, slot in self.outline.patches}
+        self._patches = [
+            (words, position, *sources[word])
+            for word, words, position in self._given
+            if word in sources
+        ]
+
+    def _values(self, memory: Memory) -> list[int]:
+        """All words of the outline, as far as they are known."""
+        values = [0] * self.outline.end
+        self.outline.write_fixed(values, self.faults.data_ptr())
+        self.outline.write_sized(values, memory, self.steps)
+        return values
+
+    def _call(self, bundle: Bundle, entry: Entry, values: list[int], early: bool) -> Call:
+        """A launch. The first may not begin `early`: it is not known what was launched before, and
+        constants that it loads at once may have been laid out anew there."""
+        words: list[int] = []
+        where: list[tuple[int, int]] = []  # (word of the outline, position)
+        grid, shared, cluster = 0, 0, 1
+        for job in bundle:
+            numbers = dict(enumerate(self.steps[job.steps[0]].code.numbers, SIZES_AT))
+            blocks = job.launch.blocks(numbers.__getitem__)
+            grid, shared, cluster = grid + blocks, job.launch.shared, job.launch.cluster
+            words.append(blocks)
+            for word in job.kernel.words:
+                part, own = divmod(word, FAR)
+                at = self.outline.blocks[job.steps[part]] + own
+                where.append((at, len(words)))
+                words.append(values[at])
+        call = Call(self._library, entry, grid, words, shared, cluster, early)
+        self._given += [(word, call.words, position) for word, position in where]
+        return call
+
+    def call(self) -> Callable[[list[int]], None]:
+        patches, calls, index = self._patches, self._calls, self._library.index
+        stream_of = torch._C._cuda_getCurrentRawStream
+        check = self.check if len(self.faults) else None
+
+        def run(addresses: list[int]) -> None:
+            if check is not None:
+                check()
+            for words, position, source, offset in patches:
+                words[position] = addresses[source] + offset
+            stream = stream_of(index)
+            for call in calls:
+                call(stream)
+
+        return run
+
+    def check(self) -> None:
+        """Raise for an index out of range that a kernel met since the last check. Nobody waits for
+        the GPU, so that may have been an earlier call."""
+        if self.faults.count_nonzero():
+            first = int(self.faults.nonzero()[0])
+            self.faults.zero_()
+            raise BadIndex(self.steps[self.outline.faults[first][1]])
+
+
+# ---- machine code of launches ----
+
+
+def compiled(library: GpuLibrary, groups: Sequence[Bundle]) -> list[Entry]:
+    """What the launches run, as machine code; BrokenKernels if there is none for some."""
+    entries = [entry_of(group, library.machine) for group in groups]
+    errors = library.add(entries)
+    if errors:
+        _refuse(library, entries, errors)
+    return entries
+
+
+def _refuse(
+    library: GpuLibrary, entries: Sequence[Entry], errors: dict[str, Exception]
+) -> None:
+    """Say which kernels cannot be compiled: those of a launch, tried one by one."""
+    broken: dict[str, Exception] = {}
+    for entry in entries:
+        if entry.name not in errors:
+            continue
+        alone = [Entry((k,), entry.block, entry.resident) for k in entry.kernels]
+        found = library.add(alone)
+        found = found or {e.name: errors[entry.name] for e in alone}
+        broken |= {e.kernels[0].entry: found[e.name] for e in alone if e.name in found}
+    raise BrokenKernels(broken)
+
+
+def entry_of(bundle: Bundle, gpu: Gpu) -> Entry:
+    """What a launch runs. Blocks of kernels side by side are to run all at once, if there is room
+    for as many: they would make the rows of their products anew in a second turn."""
+    launches = [job.launch for job in bundle]
+    resident = min(launch.resident for launch in launches)
+    if resident and len(launches) > 1:
+        wanted = -(-sum(launch.most_blocks for launch in launches) // gpu.multiprocessors)
+        resident = max(resident, min(wanted, *(launch.room for launch in launches)))
+    return Entry(tuple(j.kernel for j in bundle), launches[0].block, resident)
+
+
+def entry_alone(made: Generated) -> Entry:
+    """A launch of one kernel."""
+    assert made.launch is not None
+    return Entry((made.kernel,), made.launch.block, made.launch.resident)

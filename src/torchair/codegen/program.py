@@ -1,0 +1,462 @@
+"""What a target runs: pieces of memory, calls of kernels over them, and where the words go that
+kernels are called with. Records that planning fills and targets read; no graph is known here.
+
+`Step` and `Plan` are what a target sees of those of the engine.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+if TYPE_CHECKING:
+    from torchair.codegen.target import Generated, Kernel, KernelOrder, Way
+
+# ---- memory ----
+
+
+RootKind = Literal["input", "const", "arena", "fresh", "torch", "tied"]
+"""Whose memory it is: `input` and `const` come from outside; `arena` is planned here; `fresh` is
+allocated for each call because it leaves the graph; `torch` is whatever the kernel returns; `tied`
+is the memory of an input that this value updates."""
+
+
+@dataclass(slots=True)
+class Root:
+    """One piece of memory that values live in."""
+
+    slot: int
+    kind: RootKind
+    meta: Any  # dims, strides and type, without data: see `strides.Meta`
+    device: str
+    first: int = 0
+    last: int = 0
+    buffer: int = -1  # of the arena
+    offset: int = -1  # of that buffer in the arena
+    bytes: int = 0  # of that buffer
+    successor_of: Root | None = None  # a buffer that ends where this one begins: may be reused
+    tied_to: int = -1  # slot of the input it updates
+    fixed: bool = False  # native code knows its strides
+    settled: bool = False  # made by torch, read by native code: strides must be the planned ones
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.meta.numel() * self.meta.element_size()
+
+
+# ---- calls of kernels ----
+
+
+SIZES_AT = 64
+"""Word of an argument block where the sizes of a kernel begin; addresses come before."""
+
+
+class Room(StrEnum):
+    """Memory of a program that a kernel gets beside its operands."""
+
+    SCRATCH = "scratch"  # for itself, while it runs
+    FAULT = "fault"  # the word where it notes down that an index was out of range
+
+
+Content = Literal["own", "scaled", "shift"]
+"""What a constant holds for a kernel: its own content, the weights of a convolution times the
+scale of the normalisation after it, or what is added then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What one word of a kernel is the address of."""
+
+    of: int | Room  # an operand by its number: the inputs of a unit, then its outputs
+    content: Content | None = None  # of one that is the same in every call
+
+
+class Constant(NamedTuple):
+    """A constant operand of a unit, which its kernel may want in another layout. Which value of
+    which unit it is concerns the engine alone."""
+
+    unit: Any
+    value: Any
+    content: Content
+
+
+@dataclass(slots=True)
+class Native:
+    """A kernel with what it is called with: an address for each of its `arguments`, which all its
+    calls have in common, then sizes."""
+
+    order: KernelOrder
+    arguments: Sequence[Argument]
+    numbers: tuple[int, ...]
+    work: float  # microseconds that one thread needs, roughly
+    unit: Any = None  # of the engine: whose operands they are
+    operands: list[Any] = field(default_factory=list)  # slots
+    packed: dict[int, torch.Tensor] = field(default_factory=dict)  # by word: constants laid out
+    copies: bool = False  # its first argument must have been copied to its result
+    pointwise: bool = False  # it may overwrite an argument of the same dims
+
+    @property
+    def addresses(self) -> list[Any]:
+        """What each of the first words is the address of: a slot, a `Room`, or a constant as the
+        kernel wants it."""
+        own = [a.of if isinstance(a.of, Room) else self.operands[a.of] for a in self.arguments]
+        return [self.packed.get(word, x) for word, x in enumerate(own)]
+
+    @property
+    def constants(self) -> dict[int, Constant]:
+        """Operands that are the same in every call, by word."""
+        values = [*self.unit.inputs, *self.unit.outputs] if self.unit is not None else []
+        return {
+            word: Constant(self.unit, values[a.of], a.content)  # type: ignore[index]
+            for word, a in enumerate(self.arguments)
+            if a.content is not None
+        }
+
+    @property
+    def generated(self) -> Generated:
+        """What the target made of the order."""
+        return self.order.generated
+
+    @property
+    def kernel(self) -> Kernel:
+        """Its code."""
+        return self.generated.kernel
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of memory that each thread needs."""
+        return self.generated.scratch
+
+    @property
+    def words(self) -> int:
+        """Length of the argument block."""
+        return SIZES_AT + len(self.numbers) if self.numbers else len(self.arguments)
+
+
+class Step(Protocol):
+    """A native step of a plan."""
+
+    @property
+    def code(self) -> Native:
+        """What it runs."""
+
+    @property
+    def args(self) -> Sequence[Any]:
+        """Slots that it reads, lists of slots, or None."""
+
+    @property
+    def outs(self) -> Sequence[int]:
+        """Slots that it writes."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a kernel, and the steps that it computes, by whose order words count."""
+
+    order: KernelOrder
+    steps: Sequence[Any]
+    beside: bool = False  # others stand beside it in a launch, which asks for blocks of one size
+
+    @property
+    def work(self) -> float:
+        """Microseconds, roughly."""
+        return sum(step.code.work for step in self.steps)
+
+
+class Trial(Protocol):
+    """A kernel by itself, ready to be run. What has a clock of its own has `seconds` too."""
+
+    steps: int
+    """How often a run computes it."""
+    threads: int
+
+    def __call__(self) -> object:
+        """One run."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """Work of a device that has a clock of its own."""
+
+    def seconds(self, window: float) -> float:
+        """What the best of some runs takes, in a window of so many seconds."""
+
+
+class Plan(Protocol):
+    """Steps over memory, for one set of sizes."""
+
+    @property
+    def constants(self) -> Mapping[int, torch.Tensor]:
+        """Tensors by slot that are the same in every call."""
+
+    @property
+    def places(self) -> Mapping[int, tuple[Root, int]]:
+        """By slot the piece of memory that it is in, and how many bytes after its begin."""
+
+    @property
+    def outlines(self) -> dict[Any, Any]:
+        """What programs of this plan share: a target keeps here what it computes once."""
+
+    @property
+    def threads(self) -> int:
+        """The most threads that run its native steps, 0: as many as torch has."""
+
+    @property
+    def way_of(self) -> Callable[[Any], Way]:
+        """What was chosen by measuring for a kernel that computes several steps."""
+
+    @property
+    def native_steps(self) -> Sequence[Step]:
+        """All steps that are generated code."""
+
+    @property
+    def native_parts(self) -> Sequence[Sequence[Step]]:
+        """The same, those together that programs run as one part."""
+
+    @property
+    def new_natives(self) -> Sequence[Native]:
+        """What they run, as far as it may have to be compiled."""
+
+    def place(self, slot: int) -> tuple[Root, int]:
+        """The piece of memory a slot is in, and how many bytes after its begin."""
+
+
+@dataclass
+class Memory:
+    """Where the slots of a program are."""
+
+    plan: Plan
+    arena: int  # its address
+    scratch: Callable[[int], torch.Tensor] | None = None  # gives so many bytes for this call
+
+    def constant(self, root: Root) -> int:
+        """Where a constant is."""
+        return self.plan.constants[root.slot].data_ptr()
+
+
+def aligned_bytes(size: int) -> torch.Tensor:
+    """Memory that begins at a cache line."""
+    made = torch.empty(size + 64, dtype=torch.uint8)
+    return made[-made.data_ptr() % 64 :]
+
+
+# ---- where words go ----
+
+
+Range = tuple[int, int, int]
+"""A piece of memory: (space, first byte, last + 1); the arena is space -1."""
+
+
+class Outline:
+    """Where the words of consecutive native steps go: one argument block for each, one after the
+    other. It depends on the steps and on the kinds of memory they use, not on sizes: plans that
+    differ in numbers only share it."""
+
+    def __init__(
+        self, steps: Sequence[Step], plan: Plan, last: Sequence[int] = (), first: int = 0
+    ) -> None:
+        """`last` are slots that come at the end of `sources`, whether a kernel uses them or not;
+        `first` is the word that the blocks begin at."""
+        self.blocks: list[int] = []  # where the argument block of each step begins
+        self.packed: list[tuple[int, torch.Tensor]] = []  # (word, constant)
+        self.placed: list[tuple[int, int]] = []  # (word, slot) of the arena or of a constant
+        self.scratch: list[int] = []
+        self.faults: list[tuple[int, int]] = []  # (word, number of the step)
+        given: list[tuple[int, int]] = []  # (word, slot)
+        end = first
+        for k, step in enumerate(steps):
+            self._add(k, step, end, plan, given)
+            end += step.code.words
+        self.end = end
+        self._arrange(given, plan, last)
+        self._find_writes(steps, plan)
+
+    def _add(self, k: int, step: Step, at: int, plan: Plan, given: list[tuple[int, int]]) -> None:
+        self.blocks.append(at)
+        for word, x in enumerate(step.code.addresses, at):
+            if isinstance(x, torch.Tensor):
+                self.packed.append((word, x))
+            elif isinstance(x, int):
+                own = plan.place(x)[0].kind in ("arena", "const")
+                (self.placed if own else given).append((word, x))
+            elif x == Room.SCRATCH:
+                self.scratch.append(word)
+            else:
+                self.faults.append((word, k))
+
+    def _arrange(self, given: list[tuple[int, int]], plan: Plan, last: Sequence[int]) -> None:
+        """Slots whose address is asked for at each call, and the words that it goes to."""
+        owners = [_owner(plan.place(slot)[0]) for _, slot in given]
+        self.sources = [s for s in dict.fromkeys(owners) if s not in last] + list(last)
+        number = {s: k for k, s in enumerate(self.sources)}
+        self.patches = [
+            (word, number[owner], slot) for (word, slot), owner in zip(given, owners, strict=True)
+        ]
+
+    def _find_writes(self, steps: Sequence[Step], plan: Plan) -> None:
+        """For each step the memory that it reads and that it writes, as far as steps write it."""
+        written = {_space(plan.place(s)[0]) for step in steps for s in step.outs}
+        self._touched: list[tuple[list[int], list[int]]] = []
+        for step in steps:
+            read = [plan.place(s)[0] for s in step.args if isinstance(s, int)]
+            ins = [r.slot for r in read if _space(r) in written]
+            self._touched.append((ins, [plan.place(s)[0].slot for s in step.outs]))
+        self._owners = {s for ins, outs in self._touched for s in (*ins, *outs)}
+        before = [([], []), *self._touched]
+        self._sure = [  # steps that wait for the one before, wherever memory is
+            not {*ins, *outs}.isdisjoint(written) or not set(outs).isdisjoint(read)
+            for (ins, outs), (read, written) in zip(self._touched, before, strict=False)
+        ]
+
+    def write_fixed(self, block: Any, faults: int, scratch: int = 0) -> None:
+        """Words that are the same for all sizes, in memory where those of faults are there."""
+        for word, tensor in self.packed:
+            block[word] = tensor.data_ptr()
+        for word in self.scratch:
+            block[word] = scratch
+        for k, (word, _) in enumerate(self.faults):
+            block[word] = faults + 8 * k
+
+    def write_sized(self, block: Any, memory: Memory, steps: Sequence[Step]) -> None:
+        """Words that follow from sizes, and from where memory is."""
+        places = memory.plan.places
+        for word, slot in self.placed:
+            root, offset = places[slot]
+            inside = root.kind == "arena"
+            start = memory.arena + root.offset if inside else memory.constant(root)
+            block[word] = start + offset
+        for step, at in zip(steps, self.blocks, strict=True):
+            numbers = step.code.numbers
+            block[at + SIZES_AT : at + SIZES_AT + len(numbers)] = numbers
+
+    def ranges(self, plan: Plan) -> list[tuple[list[Range], list[Range]]]:
+        """For each step the memory that it reads, as far as steps write it, and that it writes."""
+        found = {s: range_of(plan.places[s][0]) for s in self._owners}
+        return [([found[s] for s in ins], [found[s] for s in outs]) for ins, outs in self._touched]
+
+
+def _owner(root: Root) -> int:
+    """The slot with the tensor that a root is the memory of."""
+    return root.tied_to if root.kind == "tied" else root.slot
+
+
+def _space(root: Root) -> int:
+    return -1 if root.kind == "arena" else _owner(root)
+
+
+def range_of(root: Root) -> Range:
+    """Where a root is; an empty one in the arena meets no other."""
+    if root.kind == "arena" and root.bytes:
+        return -1, root.offset, root.offset + root.bytes
+    return _owner(root), 0, 1
+
+
+def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
+    """Whether two lots of memory have a byte in common."""
+    for space, first, end in some:
+        for space2, first2, end2 in others:
+            if space == space2 and first < end2 and first2 < end:
+                return True
+    return False
+
+
+# ---- steps bound to memory ----
+
+
+class BadIndex(IndexError):
+    """An index out of range that a kernel met; `step` is the one it belongs to."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__("an index is out of range")
+        self.step: Any = step
+
+
+class NativePart(abc.ABC):
+    """Consecutive native steps, bound to memory."""
+
+    steps: list[Step]
+    outline: Outline
+
+    @property
+    def sources(self) -> list[int]:
+        """Slots whose address is asked for at each call."""
+        return self.outline.sources
+
+    @abc.abstractmethod
+    def call(self) -> Callable[[list[int]], None]:
+        """A function of the addresses of `sources` that runs all steps."""
+
+    def bind(self) -> Callable[[list[Any]], None]:
+        """A function of the registers that runs all steps."""
+        sources, run = self.sources, self.call()
+        return lambda r: run([r[s].data_ptr() for s in sources])
+
+
+class EnteredPart(NativePart):
+    """A part that native code enters without Python: addresses are written where it reads them."""
+
+    @property
+    @abc.abstractmethod
+    def given_at(self) -> int:
+        """Where the words are that hold the addresses of `sources`."""
+
+    @property
+    @abc.abstractmethod
+    def given(self) -> Any:
+        """These words."""
+
+    @abc.abstractmethod
+    def fire(self) -> Callable[[], None]:
+        """A function that runs the part on the addresses `given` holds."""
+
+    @abc.abstractmethod
+    def task(self) -> Any:
+        """The part as a gate runs it, see `codegen/cpu/gate.py`."""
+
+    @abc.abstractmethod
+    def faulty(self) -> Any:
+        """The step whose kernel met a bad index in the last run. It is forgotten then."""
+
+
+class Sizes(Protocol):
+    """Plans that differ in sizes only, as a part of a program sees them: the `Family` of the
+    engine, whose members give integers for its numbers."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan with numbers for sizes."""
+
+    @property
+    def buffers(self) -> int:
+        """How many pieces its arena has."""
+
+    @property
+    def words(self) -> int:
+        """How many of the values of a plan are integers that programs hold."""
+
+    @property
+    def sized(self) -> Mapping[int, Any]:
+        """Constants, by slot, that follow from sizes."""
+
+    def at(self, size: Any) -> int:
+        """Where a size is among the values of a plan."""
+
+    def barriers(self, placement: Any, outline: Any, steps: Sequence[Any]) -> list[int]:
+        """Flags of steps when buffers lie like this."""
+
+
+class SizedPart(EnteredPart):
+    """A part for plans that differ in sizes only. `fit` makes it ready for one of them."""
+
+    @abc.abstractmethod
+    def fit(
+        self, values: Sequence[int], work: float, placement: Any, arena: int,
+        constants: Sequence[torch.Tensor],
+    ) -> None:  # fmt: skip
+        """Write all that follows from sizes and from where memory is."""
