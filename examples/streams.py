@@ -1,4 +1,5 @@
-"""Streams: two labels in a model, the timeline of a call, and the checker. See docs/streams.md."""
+"""Streams: two labels in a model, the timeline of a call, the checker, and streams of torch's own
+API on the emulated device. See docs/streams.md."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 
 import torchair
+import torchair.emulate
 from torchair import ops, scope
 
 
@@ -37,9 +39,24 @@ def racy(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return old
 
 
+def manual(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Streams as scripts for an NPU have them."""
+    side, ready, done = torch.npu.Stream(), torch.npu.Event(), torch.npu.Event()
+    total = x + y
+    ready.record()
+    with torch.npu.stream(side):
+        ready.wait()
+        mm = torch.mm(total, y)
+        done.record()
+        total.record_stream(side)
+    abs = torch.abs(torch.mm(x, y))
+    done.wait()
+    return total, abs, mm - abs
+
+
 def show_timeline(folder: str) -> None:
     """What ran on which stream, and who waited for whom, from the file of the timeline."""
-    (path,) = Path(folder).glob("timeline_*.json")
+    path = max(Path(folder).glob("timeline_*.json"))
     events = json.loads(path.read_text())["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     slices = [e for e in events if e["ph"] == "X"]
@@ -67,6 +84,16 @@ def main(folder: str) -> None:
     cache = torch.zeros(4)
     assert torch.equal(checked(cache, torch.ones(4)), torch.ones(4))
     assert torch.equal(cache, torch.ones(4))
+
+    torchair.emulate.install()  # nothing to do on a machine with an NPU
+    config = torchair.CompilerConfig()
+    config.debug.timeline.type = "json"
+    config.debug.timeline.path = folder
+    backend = torchair.get_npu_backend(compiler_config=config)
+    compiled = torch.compile(manual, backend=backend, fullgraph=True)
+    x, y = torch.randn(3, 3).npu(), torch.randn(3, 3).npu()
+    torch.testing.assert_close(compiled(x, y), manual(x, y))
+    show_timeline(folder)
 
 
 if __name__ == "__main__":

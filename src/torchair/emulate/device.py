@@ -47,7 +47,7 @@ def register(count: int) -> None:
     if not 1 <= count <= MOST_DEVICES:
         raise ValueError(f"the number of devices is 1 to {MOST_DEVICES}, not {count}")
     STATE.count = count
-    state.METERS.extend(state.Meter() for _ in range(count))
+    state.METERS.extend(map(state.Meter, range(count)))
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     hooks, guard = _Hooks(), _Guard()
     _acc.register_python_privateuseone_hook(hooks)
@@ -161,7 +161,14 @@ _OF_DYNAMO = (
 def install_hooks() -> None:
     """Tell Dynamo now if it is there, else when it comes."""
     when_imported(
-        {"torch._dynamo.device_interface": _add_interface, "torch._dynamo.trace_rules": _add_rules}
+        {
+            "torch._dynamo.device_interface": _add_interface,
+            "torch._dynamo.trace_rules": _add_rules,
+            "torch._dynamo.utils": _add_constructors,
+            "torch._dynamo.variables.user_defined": _add_classes,
+            "torch._dynamo.output_graph": _allow_records,
+            "torch._dynamo.variables.streams": _allow_no_stream,
+        }
     )
 
 
@@ -177,6 +184,41 @@ def _add_rules(trace_rules: Any) -> None:
     for name in ("stream", "set_stream"):
         trace_rules.manual_torch_name_rule_map[f"torch.{DEVICE_TYPE}.{name}"] = in_graph
     trace_rules.get_torch_obj_rule_map.cache_clear()
+    in_graph._get_handlers.cache_clear()  # it has those of `stream`, where something was traced
+
+
+def _add_classes(user_defined: Any) -> None:
+    """`torch.npu.Stream()` and `Event()` inside a graph, as it is for classes of other devices."""
+    known = user_defined.UserDefinedClassVariable._in_graph_classes()  # one set for the process
+    known.update({streams.Stream, streams.Event})
+
+
+def _add_constructors(utils: Any) -> None:
+    """Streams and events that a graph makes at each call are those of the device. torch's own
+    constructor knows neither their types nor all of their arguments."""
+    utils.build_stream = lambda args, kwargs: streams.Stream(*args, **kwargs)
+    utils.build_event = lambda args, kwargs: streams.Event(*args, **kwargs)
+
+
+def _allow_records(output_graph: Any) -> None:
+    """Let an event be recorded after an argument was updated. Dynamo refuses that for backends
+    that update arguments after the graph has run; here it is a step like all others."""
+    output_graph.OutputGraph.check_event_record_after_input_mutation = lambda self, stream: None
+
+
+def _allow_no_stream(variables: Any) -> None:
+    """`with torch.npu.stream(None)` changes nothing; Dynamo crashes on it."""
+    from torch._dynamo.variables.ctx_manager import NullContextVariable
+
+    context = variables.StreamContextVariable
+    create = context.create
+
+    def create_or_not(tx: Any, stream: Any, **kwargs: Any) -> Any:
+        if stream.is_python_constant() and stream.as_python_constant() is None:
+            return NullContextVariable()
+        return create(tx, stream, **kwargs)
+
+    context.create = staticmethod(create_or_not)
 
 
 def _interface(base: Any) -> Any:

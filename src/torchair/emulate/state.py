@@ -13,12 +13,14 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchair.locks import RLock
+
 if TYPE_CHECKING:
+    from torchair.emulate.profiles.memory import MemoryMoments
     from torchair.emulate.profiles.recording import Marks, Rows
     from torchair.emulate.streams import DeviceTape
 
@@ -44,6 +46,7 @@ class DeviceState:
         self.stream_ids = itertools.count(1)
         self.rows: Rows | None = None  # where a profiler wants to know what runs
         self.marks: Marks | None = None  # where it wants to know what scripts mark
+        self.memory: MemoryMoments | None = None  # where it wants to know of memory
         self.here = ThisThread()
 
     def index_of(self, device: Any = None) -> int:
@@ -239,7 +242,8 @@ class _Life(weakref.ref[torch.UntypedStorage]):
 class Meter:
     """Bytes of one device. What is freed stays reserved, as with an allocator that keeps it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int = 0) -> None:
+        self.device = device
         self.allocated = 0
         self.most_allocated = 0
         self.reserved = 0
@@ -262,6 +266,8 @@ class Meter:
             if self.allocated > self.reserved:
                 self.reserved = self.allocated
                 self.most_reserved = max(self.most_reserved, self.reserved)
+            if STATE.memory is not None:
+                STATE.memory.note(self, id(life), life.size)
 
     def _freed(self, life: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(life, _Life)
@@ -269,6 +275,8 @@ class Meter:
             del self._lives[id(life)]
             self.frees += 1
             self.allocated -= life.size
+            if STATE.memory is not None:
+                STATE.memory.note(self, id(life), -life.size)
 
 
 METERS: list[Meter] = []

@@ -26,9 +26,14 @@ class Stream(torch.Stream):
     """A stream of the device. Work on all streams is done in program order."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-        if "stream_id" not in kwargs:
-            return cls.of(next(STATE.stream_ids), STATE.index_of(device))
-        return super().__new__(cls, **kwargs)
+        if "stream_id" in kwargs:
+            return super().__new__(cls, **kwargs)
+        made = cls.of(next(STATE.stream_ids), STATE.index_of(device))
+        made.priority = priority
+        return made
+
+    priority: int = 0
+    """Compiled graphs carry it; everything is done in program order."""
 
     @classmethod
     def of(cls, stream_id: int, device_index: int, device_type: int = _DEVICE_NUMBER) -> Stream:

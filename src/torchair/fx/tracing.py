@@ -5,11 +5,11 @@ operators that are kept whole, and what is traced wrongly.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from operator import attrgetter, getitem
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import Guard, TracingContext, detect_fake_mode
 from torch._prims_common import get_computation_dtype
 from torch._subclasses.fake_tensor import FakeTensor
+
+from torchair.locks import RLock, in_child
 
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
@@ -149,7 +151,7 @@ def _same_as(value: Any) -> Callable[[Any], bool]:
 
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-_lock = threading.RLock()
+_lock = RLock()
 
 
 def _nearest(x: torch.Tensor, output_size: Any, scale_factors: Any) -> torch.Tensor:
@@ -167,18 +169,33 @@ _KERNELS: dict[Any, Any] = {
 }
 
 
+_replaced: list[tuple[int, dict[Any, dict[Any, Any]]]] = []
+"""The kernels that are replaced at present, and the thread that put them aside."""
+
+
 @contextmanager
 def kept_whole() -> Iterator[None]:
     """Trace without taking these operators apart. Other backends trace as before."""
     with _lock:
-        before = {op: dict(op.py_kernels) for op in _KERNELS}
+        _replaced.append((get_ident(), {op: dict(op.py_kernels) for op in _KERNELS}))
         for op, kernel in _KERNELS.items():
             _set_kernels(op, dict.fromkeys(_KEYS, kernel) if kernel is not None else {})
         try:
             yield
         finally:
-            for op, kernels in before.items():
-                _set_kernels(op, {k: f for k, f in kernels.items() if k in _KEYS})
+            _restore()
+
+
+def _restore() -> None:
+    for op, kernels in _replaced.pop()[1].items():
+        _set_kernels(op, {k: f for k, f in kernels.items() if k in _KEYS})
+
+
+@in_child
+def _restore_for_others() -> None:
+    """Another thread was tracing when this process was forked."""
+    while _replaced and _replaced[-1][0] != get_ident():
+        _restore()
 
 
 def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from torchair.ops.streams import STREAM_LABEL
+from torchair.ops.streams import STREAM_LABEL, STREAM_PRIORITY
 
 __all__ = [
     "data_dump", "limit_core_num", "npu_stream_switch", "npu_wait_tensor", "op_never_timeout",
@@ -37,13 +37,13 @@ def npu_stream_switch(
 ) -> Block:
     """Compute the block on the stream of a tag; the same tag is the same stream everywhere.
 
-    Priority and inner parallelism are attributes for the graph engine; a captured graph has
-    streams of one priority.
+    A captured graph of a GPU gives the stream that priority when it makes it. Lanes of the engine
+    are equal, and inner parallelism is only an attribute of the graph.
     """
     return Block(
         {
             STREAM_LABEL: stream_tag,
-            "_user_stream_priority": str(stream_priority),
+            STREAM_PRIORITY: str(stream_priority),
             "_enable_inner_parallel": str(enable_inner_parallel),
         }
     )

@@ -15,9 +15,13 @@ import torch
 from torch.fx.node import has_side_effect
 
 from torchair.errors import ScopeError
+from torchair.locks import Lock
 
 STREAM_LABEL = "_user_stream_label"
 """The attribute of a node, and of a scope, that names its stream."""
+
+STREAM_PRIORITY = "_user_stream_priority"
+"""Likewise its priority: -1 is a high one, 0 the default."""
 
 
 def accelerator() -> Any:
@@ -68,15 +72,15 @@ EVENTS: dict[str, TaggedEvent] = {}
 STREAMS: dict[tuple[str, int], Any] = {}
 """One stream for each tag and device, made when the tag is first used."""
 
-_lock = threading.Lock()
+_lock = Lock()
 _here = _ThisThread()
 
 
-def _stream_of(tag: str, module: Any) -> Any:
+def _stream_of(tag: str, module: Any, priority: int = 0) -> Any:
     key = (tag, module.current_device())
     with _lock:
         if key not in STREAMS:
-            STREAMS[key] = module.Stream()
+            STREAMS[key] = module.Stream(priority=priority)
         return STREAMS[key]
 
 
@@ -92,7 +96,8 @@ def enter_scope(keys: Sequence[str], values: Sequence[str], need_execute: bool =
     outer = None
     if module is not None:
         outer = module.current_stream()
-        module.set_stream(_stream_of(attributes[STREAM_LABEL], module))
+        priority = int(attributes.get(STREAM_PRIORITY, 0))
+        module.set_stream(_stream_of(attributes[STREAM_LABEL], module, priority))
     _here.scopes.append((attributes, outer))
 
 

@@ -113,7 +113,7 @@ def _full_slice_scatter(node: fx.Node, source: fx.Node) -> bool:
 _SECOND = (aten.copy.default, aten.slice_scatter.default)  # what these give is their second input
 _UNCHANGED = (
     torch.ops.prims.convert_element_type.default, aten.cat.default, aten.view.default,
-    aten.expand.default, aten.alias.default,
+    aten.alias.default,
 )  # fmt: skip
 _ROUNDED = (aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
 _TESTS: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {

@@ -26,6 +26,7 @@ aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _TURNS = (aten.transpose.int, aten.permute.default)
 _HALF = (torch.float16, torch.bfloat16)
+_LAID_OUT = (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
 _STEP = 16  # what sizes of a product must be multiples of
 _SWAPPED = [1, 0, 2]
 
@@ -186,6 +187,15 @@ def _with_quant(join: _Join) -> bool:
 
 _EVERYWHERE = (_with_dynamic_quant, _with_cast)
 _CAPTURED = (_with_quant,)
+_TURNED_PRODUCT = "transpose_batchmatmul"
+
+
+def _name(pattern: Callable[[_Join], bool]) -> str:
+    return f"add_rms_norm{pattern.__name__}"
+
+
+PATTERNS = (*map(_name, (*_EVERYWHERE, *_CAPTURED)), _TURNED_PRODUCT)
+"""Names of all patterns."""
 
 
 def _alone(*nodes: fx.Node | None) -> bool:
@@ -207,12 +217,28 @@ def _swapped(node: Any) -> Any:
     return node.args[0] if three and {d % 3 for d in node.args[1:]} == {0, 1} else None  # type: ignore[operator]
 
 
+def _layout_is_seen(node: fx.Node) -> bool:
+    """Whether a result may have strides that follow from those of a node: all but products and
+    contiguous copies may pass them on."""
+    todo, seen = [node], {node}
+    while todo:
+        for user in todo.pop().users:
+            if user.op == "output":
+                return True
+            dense = user.kwargs.get("memory_format") is torch.contiguous_format
+            if user not in seen and user.target not in _LAID_OUT and not dense:
+                seen.add(user)
+                todo.append(user)
+    return False
+
+
 def _join_product(graph: fx.Graph, last: fx.Node) -> bool:
-    """transpose(bmm(x or transpose(x), weight)) -> npu_transpose_batchmatmul"""
+    """transpose(bmm(x or transpose(x), weight)) -> npu_transpose_batchmatmul, which lays its result
+    out in another way: nobody must see that"""
     op, product = _op("npu_transpose_batchmatmul"), _swapped(last)
     if op is None or product is None or product.target is not aten.bmm.default:
         return False
-    if _only_user(product) is not last:
+    if _only_user(product) is not last or _layout_is_seen(last):
         return False
     first, weight = product.args
     inner = _swapped(first)
@@ -252,13 +278,13 @@ def _attempts(graph: fx.Graph, captured: bool) -> list[_Attempt]:
     if norm is not None:
         for node in graph.find_nodes(op="call_function", target=norm):
             for pattern in (*_EVERYWHERE, *(_CAPTURED if captured else ())):
-                name = f"add_rms_norm{pattern.__name__}"
-                found.append((name, node, partial(_with, pattern, graph, node)))
+                attempt = partial(_with, pattern, graph, node)
+                found.append((_name(pattern), node, attempt))
     if captured and graph.find_nodes(op="call_function", target=aten.bmm.default):
         for target in _TURNS:
             for node in graph.find_nodes(op="call_function", target=target):
                 attempt = partial(_join_product, graph, node)
-                found.append(("transpose_batchmatmul", node, attempt))
+                found.append((_TURNED_PRODUCT, node, attempt))
     return found
 
 
