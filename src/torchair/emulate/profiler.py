@@ -23,6 +23,7 @@ from torch._C._profiler import _ExperimentalConfig as KinetoConfig
 from torch.profiler import ProfilerAction
 
 from torchair.emulate.profiles.events import StackMetric, read, stacks
+from torchair.emulate.profiles.memory import MemoryMoments
 from torchair.emulate.profiles.output import analyse, save, write_output
 from torchair.emulate.profiles.recording import Marks, Rows
 from torchair.emulate.state import STATE
@@ -70,27 +71,31 @@ class AiCMetrics(enum.Enum):
 
 
 class ExportType(enum.Enum):
-    """Forms of results. The emulation writes text."""
+    """Forms of results: tables and traces, or databases."""
 
     Text = "text"
     Db = "db"
 
 
 class _ExperimentalConfig:
-    """Settings of the real device's profiler. Those of marks count; the others have no effect."""
+    """Settings of the real device's profiler. Those of marks and files count; the others have no
+    effect."""
 
     def __init__(
         self, profiler_level: Any = ProfilerLevel.Level0, *, mstx: bool = False,
         msprof_tx: bool = False, mstx_domain_include: Iterable[str] | None = None,
-        mstx_domain_exclude: Iterable[str] | None = None, **settings: Any,
+        mstx_domain_exclude: Iterable[str] | None = None, export_type: Any = None, **settings: Any,
     ) -> None:  # fmt: skip
-        """`msprof_tx` is what `mstx` was called before."""
+        """`msprof_tx` is what `mstx` was called before; `export_type` one or several of
+        `ExportType`."""
         self.profiler_level = profiler_level
         self.mstx = bool(mstx or msprof_tx)
         self.mstx_domain_include = list(mstx_domain_include or ())
         self.mstx_domain_exclude = list(mstx_domain_exclude or ())
         if self.mstx_domain_include and self.mstx_domain_exclude:
             raise ValueError("give mstx_domain_include or mstx_domain_exclude, not both")
+        chosen = export_type if isinstance(export_type, list | tuple) else [export_type]
+        self.export_type = [ExportType(e).value for e in chosen if e is not None] or ["text"]
         self.__dict__.update(settings)
 
     def new_marks(self) -> Marks | None:
@@ -115,8 +120,8 @@ def supported_ai_core_metrics() -> set[AiCMetrics]:
 
 
 def supported_export_type() -> set[ExportType]:
-    """Text."""
-    return {ExportType.Text}
+    """Both."""
+    return set(ExportType)
 
 
 def schedule(
@@ -174,6 +179,7 @@ class profile(torch.profiler.profile):
         self._rows = Rows() if ProfilerActivity.NPU in wanted else None
         self._settings = experimental_config or _ExperimentalConfig()
         self._marks = self._settings.new_marks()
+        self._memory: MemoryMoments | None = None
         self._over = False
         self._trace: dict[str, Any] | None = None
         self._chosen = {
@@ -203,11 +209,13 @@ class profile(torch.profiler.profile):
         if self._rows is not None:
             self._rows = STATE.rows = Rows()
         self._marks = STATE.marks = self._settings.new_marks()
+        wanted = self._rows is not None and self._chosen["profile_memory"]
+        self._memory = STATE.memory = MemoryMoments() if wanted else None
         super().start_trace()
 
     def stop_trace(self) -> None:
         """Stop recording."""
-        STATE.rows = STATE.marks = None
+        STATE.rows = STATE.marks = STATE.memory = None
         super().stop_trace()
 
     def start(self) -> None:
@@ -234,7 +242,7 @@ class profile(torch.profiler.profile):
                 super().export_chrome_trace(plain)
                 trace = json.loads(Path(plain).read_text(encoding="utf-8"))
             clocks = time.time_ns() - time.perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
-            for looked in (self._rows, self._marks):
+            for looked in (self._rows, self._marks, self._memory):
                 trace["traceEvents"] += looked.events(clocks / 1e3) if looked is not None else []
             self._trace = trace
         return self._trace
@@ -260,10 +268,11 @@ class profile(torch.profiler.profile):
             self._save(folder, None)
 
     def _save(self, parent: str, worker: str | None) -> Path:
-        _, rank = world() or (1, -1)
+        size, rank = world() or (1, -1)
         chosen = {"common_config": self._chosen, "experimental_config": vars(self._settings)}
         version = sys.modules["torch_npu"].__version__ if "torch_npu" in sys.modules else ""
-        info = {"config": chosen, "rank_id": rank, "torch_npu_version": version}
+        info = {"config": chosen, "rank_id": rank, "world_size": size}
+        info["torch_npu_version"] = version
         metadata = {key: json.loads(text) for key, text in self._trace_metadata.items()}
         return save(parent, worker, self._recorded(), info, metadata)
 

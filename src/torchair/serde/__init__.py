@@ -1,4 +1,4 @@
-"""Graph to and from files: `air` bytes, `txt`, `pbtxt` and `py`.
+"""Graph to and from files: `air` and `om` bytes, `txt`, `pbtxt` and `py`.
 
 Protobuf is loaded when a form that needs it is first written or read, not on import. Works while
 a FakeTensorMode is active, as it is when a dump is written in the middle of compiling.
@@ -15,6 +15,7 @@ from torchair.errors import SerializationError
 from torchair.ge.graph import Graph, Infer
 from torchair.process import world
 from torchair.serde.literals import same_graph
+from torchair.serde.om import from_om, om_parts
 from torchair.serde.proto import (
     from_bytes,
     parse_txt,
@@ -33,15 +34,17 @@ __all__ = [
     "to_txt", "write_graph",
 ]  # fmt: skip
 
-KINDS = ("txt", "pbtxt", "py", "air")
+KINDS = ("txt", "pbtxt", "py", "air", "om")
 _TEXTS: dict[str, Callable[..., Graph]] = {".py": load, ".txt": parse_txt}
-_READERS = _TEXTS | {".air": from_bytes, ".pb": from_bytes}
+_READERS = _TEXTS | {".air": from_bytes, ".pb": from_bytes, ".om": from_om}
 
 
 def render(graph: Graph, kind: str, *, original: bool = False) -> bytes:
     """The content of a file of that kind; `original` prints `py` from the remembered calls."""
     if kind == "air":
         return to_bytes(graph)
+    if kind == "om":
+        return b"".join(om_parts(graph))
     python = original_text if original else canonical_text
     texts: dict[str, Callable[[Graph], str]] = {"txt": to_txt, "pbtxt": to_pbtxt, "py": python}
     if kind not in texts:
@@ -55,12 +58,13 @@ def write_graph(graph: Graph, path: FilePath, kind: str, *, original: bool = Fal
 
 
 def read_graph(path: FilePath, infer: Infer | None = None) -> Graph:
-    """The graph of a `.py`, `.txt`, `.air` or `.pb` file; SerializationError when it is not one."""
+    """The graph of a `.py`, `.txt`, `.air`, `.om` or `.pb` file; SerializationError where it is
+    none."""
     kind = Path(path).suffix
     if kind not in _READERS:
         raise SerializationError(
             f"a file named {kind or 'without extension'} is not read", file=path,
-            hint="graphs are read from .py, .txt, .air and .pb files",
+            hint="graphs are read from .py, .txt, .air, .om and .pb files",
         )  # fmt: skip
     try:
         data = Path(path).read_bytes()

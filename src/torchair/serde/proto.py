@@ -24,15 +24,16 @@ from torchair.serde.literals import quoted
 from torchair.store import FilePath
 
 
-def to_model(graph: Graph) -> Any:
-    """The ModelDef that holds this graph."""
+def to_model(graph: Graph, payloads: bool = True) -> Any:
+    """The ModelDef that holds this graph; without `payloads`, values of constants are described
+    only."""
     model = ge_ir.message("ModelDef")()
-    _write_graph(model.graph.add(), graph)
+    _write_graph(model.graph.add(), graph, payloads)
     return model
 
 
 def to_message(graph: Graph, payloads: bool = True) -> Any:
-    """The GraphDef of this graph; without `payloads`, values of constants are described only."""
+    """The GraphDef of this graph, `payloads` as above."""
     message = ge_ir.message("GraphDef")()
     _write_graph(message, graph, payloads)
     return message

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from torchair.emulate.profiles.memory import MemoryMoment, moments_in
 from torchair.emulate.profiles.recording import Work
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
@@ -137,6 +138,7 @@ class Profile:
     steps: list[ProfileStep]
     marks: list[MarkedRange]
     lanes: dict[tuple[int, int], str]  # names of streams, by device and number
+    memory: list[MemoryMoment] = field(default_factory=list)  # where it was asked for
 
     def moment(self, time: float) -> str:
         """Microseconds of the wall clock, three digits after the point: more than a float has."""
@@ -186,6 +188,7 @@ def read(trace: Mapping[str, Any]) -> Profile:
         int(trace.get("baseTimeNanoseconds", 0)), process, kernels,
         sorted(operators, key=lambda o: o.begin), sorted(steps, key=lambda s: s.begin),
         [MarkedRange(e["name"], *_span(e), **e["args"]) for e in by_kind["mstx"]], lanes,
+        moments_in(trace["traceEvents"]),
     )  # fmt: skip
 
 
@@ -196,7 +199,7 @@ def _span(event: Mapping[str, Any]) -> tuple[float, float]:
 
 def _kernel(event: Mapping[str, Any]) -> KernelSlice:
     args = dict(event["args"])
-    work = Work(**{name: args.pop(name) for name in _WORK})
+    work = Work(**{name: args.pop(name) for name in _WORK if name in args})
     return KernelSlice(*_span(event), work, event["name"], **args)
 
 

@@ -3,7 +3,7 @@
     {worker}_{time}_ascend_pt/
         profiler_info.json, profiler_metadata.json
         FRAMEWORK/trace.json       what was recorded
-        ASCEND_PROFILER_OUTPUT/    tables and trace_view.json, made by `analyse`
+        ASCEND_PROFILER_OUTPUT/    tables, trace_view.json and databases, made by `analyse`
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torchair.emulate.profiles.communication import (
+    Place,
+    communication_json,
+    communication_matrix_json,
+)
+from torchair.emulate.profiles.database import analysis_db, profiler_db
 from torchair.emulate.profiles.events import HostCall, KernelSlice, Profile, ProfileStep, read
+from torchair.emulate.profiles.memory import memory_record, operator_memory
 from torchair.emulate.profiles.recording import Event, Operand
 from torchair.store import atomic_write, csv_bytes
 
@@ -48,15 +55,46 @@ def _plain(setting: Any) -> Any:
     return setting.value if isinstance(setting, Enum) else str(setting)
 
 
-def write_output(folder: Path) -> Path:
-    """Make the files of a folder from what was recorded."""
+def write_output(folder: Path, export_type: str | Sequence[str] | None = None) -> Path:
+    """Make the files of a folder from what was recorded: texts, databases or both, by default what
+    the profile was told."""
     profile = read(json.loads((folder / _RECORDED).read_text(encoding="utf-8")))
-    output = folder / _OUTPUT
-    tables = (operator_details, kernel_details, op_statistic, step_trace_time)
-    for table in tables if profile.kernels else tables[:1]:
+    info = _loaded(next(iter(sorted(folder.glob("profiler_info*.json")))))
+    chosen = export_type or info.get("config", {}).get("experimental_config", {}).get("export_type")
+    kinds = {chosen} if isinstance(chosen, str) else set(chosen or ["text"])
+    if unknown := kinds - {"text", "db"}:
+        raise ValueError(f"a profile is written as 'text' and 'db', not as {sorted(unknown)}")
+    place = Place(max(info.get("rank_id", -1), 0), info.get("world_size", 1))
+    if "text" in kinds:
+        _write_texts(profile, place, folder / _OUTPUT)
+    if "db" in kinds:
+        metadata = _loaded(folder / "profiler_metadata.json")
+        rank = f"_{place.rank}" if info.get("rank_id", -1) >= 0 else ""
+        name = f"ascend_pytorch_profiler{rank}.db"
+        atomic_write(folder / _OUTPUT / name, profiler_db(profile, place, metadata))
+        steps = step_trace_time(profile)[1:]
+        atomic_write(folder / _OUTPUT / "analysis.db", analysis_db(profile, place, steps))
+    return folder / _OUTPUT
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _write_texts(profile: Profile, place: Place, output: Path) -> None:
+    tables: list[Callable[[Profile], list[Row]]] = [operator_details]
+    if profile.kernels:
+        tables += [kernel_details, op_statistic, step_trace_time]
+    if profile.memory:
+        tables += [memory_record, operator_memory]
+    for table in tables:
         atomic_write(output / f"{table.__name__}.csv", csv_bytes(table(profile)))
     atomic_write(output / "trace_view.json", json.dumps(trace_view(profile)).encode())
-    return output
+    if any(k.communicates for k in profile.kernels):
+        atomic_write(output / "communication.json", communication_json(profile, place))
+        matrix = communication_matrix_json(profile, place)
+        atomic_write(output / "communication_matrix.json", matrix)
 
 
 def analyse(
@@ -64,8 +102,8 @@ def analyse(
     max_process_number: int | None = None,
     export_type: str | Sequence[str] | None = None,
 ) -> None:
-    """Make the files of a profile, or of all profiles in a folder, from what was recorded. The
-    files are text, and made one after the other."""
+    """Make the files of a profile, or of all profiles in a folder, from what was recorded, one
+    after the other; `export_type` is `text`, `db` or both."""
     path = Path(profiler_path)
     candidates = [path] if path.name.endswith(SUFFIX) else sorted(path.glob(f"*{SUFFIX}"))
     found = [folder for folder in candidates if (folder / _RECORDED).is_file()]
@@ -75,7 +113,7 @@ def analyse(
             "torch_npu.profiler.tensorboard_trace_handler writes it"
         )
     for folder in found:
-        write_output(folder)
+        write_output(folder, export_type)
 
 
 # ---- tables, with the columns of the original's files ----

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from threading import Lock, get_native_id
+from threading import get_native_id
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.emulate.state import DEVICE_TYPE, STATE
 from torchair.fx.forms import tensors_in
+from torchair.locks import Lock
 
 # ---- what is known of a kernel beside its time ----
 
@@ -50,6 +51,7 @@ class Work:
     state: State = "dynamic"
     source: str = ""
     kernel: str = ""  # kind of step
+    group: str = ""  # of processes that it talks to
 
 
 def of_call(name: str, args: Any, kwargs: Any, result: Any) -> Work:
@@ -96,8 +98,14 @@ def of_step(graph: str, step: Any) -> Work:
     return Work(
         "+".join(n.type for n in nodes), core, [n.name for n in nodes],
         [_value(v) for v in read], [_value(v) for v in made], graph,
-        "static" if fixed else "dynamic", origin.line if origin else "", step.kind,
+        "static" if fixed else "dynamic", origin.line if origin else "", step.kind, _group(nodes),
     )  # fmt: skip
+
+
+def _group(nodes: Sequence[Any]) -> str:
+    """The group of processes that nodes talk to, if they do."""
+    named = (n.attrs["group"].value for n in nodes if "group" in n.attrs)
+    return str(next(named, ""))
 
 
 def _value(value: Any) -> Operand:
