@@ -110,6 +110,21 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
             local |= gear_options(self.graph, self._gears)
         return local, dict(self._settings.global_options)
 
+    # The next three have the names of the original.
+
+    def _normalize_ge_option(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Options of the graph and of the engine."""
+        return self.options()
+
+    def update_graph_with_runtime(self, inputs: Sequence[Any], fx_inputs: Any = None) -> None:
+        """Compile with what only the arguments of the first call tell: what may be frozen."""
+        self.compile(inputs)
+
+    @property
+    def should_auto_tune(self) -> bool:
+        """Whether the first call measures forms of kernels."""
+        return "aoe_mode" in self._settings.local_options and not self.graph.is_dynamic
+
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
         super().compile(inputs)
         if self._gears and inputs is not None:

@@ -19,10 +19,10 @@ from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Mark, Node, Value, get_default_ge_graph
 from torchair.ge.shapes import from_torch
-from torchair.log import logger
+from torchair.log import logger, warn_once
 from torchair.ops.npu.activation import ROTARY_MODES
 from torchair.ops.output import detail_text, message
-from torchair.ops.streams import STREAM_LABEL
+from torchair.ops.streams import STREAM_LABEL, STREAM_PRIORITY
 
 _SUPER = ("_super_kernel_scope", "_super_kernel_options")
 _BOOLEANS = ("_op_exec_never_timeout", "_enable_inner_parallel")
@@ -56,7 +56,13 @@ class Scopes:
 
     def enter(self, keys: list[str], values: list[str]) -> None:
         """Open a scope."""
-        self._stack.append(dict(zip(keys, values, strict=True)))
+        scope = dict(zip(keys, values, strict=True))
+        if scope.get(STREAM_PRIORITY, "0") != "0":
+            warn_once(
+                "the priority of a stream has no effect here: lanes of one graph are equal",
+                key=STREAM_PRIORITY,
+            )
+        self._stack.append(scope)
 
     def exit(self) -> None:
         """Close the innermost scope."""

@@ -325,7 +325,10 @@ def randperm(n: Any, generator: Any = None, *, meta_outputs: TensorSpec) -> Valu
 def bernoulli(self: Value, generator: Any, p: Any = None, *, meta_outputs: TensorSpec) -> Value:
     _default(generator, meta_outputs)
     p = self if p is None else p
-    prob = p if isinstance(p, Value) else ge.Const(p, dtype=DOUBLE)
+    if not isinstance(p, Value):
+        prob = ge.Const(p, dtype=DOUBLE)
+    else:  # a tensor without dims is no number: torch draws by it in another way
+        prob = ge.Reshape(p, [1]) if p.shape == () else p
     made = ge.StatelessBernoulli(ge.Shape(self), prob, _seed(), _offset(), dtype=meta_outputs.dtype)
     return _placed(made, meta_outputs)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.sym_node import SymTypes
 
 # Results that hold elements of their operands, moved or chosen.
 _MOVES = """
@@ -44,6 +45,8 @@ def keeps_bits(node: fx.Node) -> bool:
         return not isinstance(target, torch._ops.HigherOrderOperator)  # sizes, `getitem`
     if target.namespace in ("_c10d_functional", "c10d_functional", "npu_define", "air"):
         return True  # communication: the library's own sums
+    if isinstance(node.meta.get("val"), SymTypes):
+        return True  # a size, which plans have to know
     if target._schema.is_mutable:
         return True  # the update of an argument, which a graph has to know of
     draws = torch.Tag.nondeterministic_seeded in target.tags

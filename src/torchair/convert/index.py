@@ -22,8 +22,8 @@ aten = torch.ops.aten
 _MASKS = (DataType.DT_BOOL, DataType.DT_UINT8)
 
 
-def _scattered(how: str) -> Direct:
-    return Direct("ScatterElements", "self index:INT64 src", "axis=dim", fixed={"reduction": how})
+def _scattered(**how: str) -> Direct:
+    return Direct("ScatterElements", "self index:INT64 src", "axis=dim", fixed=how)
 
 
 registry.direct({
@@ -34,8 +34,8 @@ registry.direct({
     aten.bucketize.Tensor: Direct("SearchSorted", "boundaries self None", "dtype=@ right"),
     aten.gather.default: Direct("GatherElements", "self index:INT64", "dim"),
     aten.masked_scatter.default: "MaskedScatter",
-    aten.scatter.src: _scattered("none"),
-    aten.scatter_add.default: _scattered("add"),
+    aten.scatter.src: _scattered(),
+    aten.scatter_add.default: _scattered(reduction="add"),
 })  # fmt: skip
 
 
@@ -159,6 +159,8 @@ def index_add(self: Value, dim: int, index: Value, source: Value, alpha: Any) ->
 
 def _scatter(self: Value, dim: int, index: Value, src: Value, reduction: str) -> Value:
     index = promote(INT64, index)
+    if reduction == "none":
+        return ge.ScatterElements(self, index, src, axis=dim)
     return ge.ScatterElements(self, index, src, axis=dim, reduction=reduction)
 
 
@@ -206,10 +208,16 @@ def stack(tensors: Sequence[Value], dim: int, meta_outputs: TensorSpec) -> Value
 # ---- splits ----
 
 
+_KNOWN = 64  # integers of a computed vector that shape rules know
+
+
 @builtin(aten.split.Tensor, aten.unsafe_split.Tensor)
 def split(self: Value, split_size: Any, dim: int, meta_outputs: list[TensorSpec]) -> list[Value]:
     parts = [split_size] * (len(meta_outputs) - 1) + [-1]
-    return split_with_sizes(self, sizes(parts), dim, meta_outputs)
+    if len(parts) > _KNOWN:
+        return split_with_sizes(self, sizes(parts), dim, meta_outputs)
+    packed = ge.Pack(parts, N=len(parts))
+    return _split(self, ge.Cast(packed, dst_type=INT64), dim, meta_outputs)
 
 
 @builtin(aten.split.sizes)
@@ -219,8 +227,12 @@ def split_by_list(self: Value, split_size: Any, dim: int, meta_outputs: Any) -> 
 
 @builtin(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(self: Value, split_sizes: Any, dim: int, meta_outputs: Any) -> list[Value]:
+    return _split(self, promote(INT64, split_sizes), dim, meta_outputs)
+
+
+def _split(self: Value, parts: Value, dim: int, meta_outputs: Any) -> list[Value]:
     axis = ge.Const(dim, dtype=DataType.DT_INT32)
-    return ge.SplitV(self, split_sizes, axis, num_split=len(meta_outputs))
+    return ge.SplitV(self, parts, axis, num_split=len(meta_outputs))
 
 
 @builtin(aten.unbind.int)

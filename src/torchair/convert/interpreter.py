@@ -48,7 +48,9 @@ _EMPTY = (
     aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
     aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
 )  # fmt: skip
-_MARKS = ("air::scope_enter", "air::scope_exit", "air::record", "air::wait")
+_MARKS = (
+    "air::scope_enter", "air::scope_exit", "air::record", "air::wait", "air::record_tagged_stream",
+)  # fmt: skip
 
 
 @dataclass
@@ -290,8 +292,11 @@ class GraphConverter:
     def _convert(self, node: fx.Node, entry: Registration, meta: Any) -> Any:
         mark = (len(self.graph.journal), len(self.graph))
         try:
-            args = [self._argument(a, entry) for a in node.args]
-            kwargs = {k: self._argument(v, entry) for k, v in node.kwargs.items()}
+            args = [self._argument(a) for a in node.args]
+            kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
+            if "views" not in entry.wants:  # after lists of sizes are packed
+                args = _map(self.views.emit, args)
+                kwargs = {k: _map(self.views.emit, v) for k, v in kwargs.items()}
             kwargs |= {name: self._asked(name, node, meta) for name in entry.wants}
             npu = entry.fn(*args, **kwargs)
             self._check(meta, npu, entry.by_user)
@@ -326,14 +331,13 @@ class GraphConverter:
         for node in reversed(gone):
             self.graph.remove(node)
 
-    def _argument(self, x: Any, entry: Registration) -> Any:
+    def _argument(self, x: Any) -> Any:
         """An FX argument as converters see it: values for tensors, a Pack for symbolic lists."""
         if isinstance(x, (list, tuple)) and any(self._is_symbol(e) for e in x):
             return self._pack([self._packed(e) for e in x])
         if isinstance(x, (list, tuple)):
-            return [self._argument(e, entry) for e in x]
-        packed = self._packed(x)
-        return packed if "views" in entry.wants else self.views.emit(packed)
+            return [self._argument(e) for e in x]
+        return self._packed(x)
 
     def _is_symbol(self, x: Any) -> bool:
         return isinstance(x, fx.Node) and isinstance(self._env[x].meta, (int, *SYMBOLS))
@@ -360,6 +364,8 @@ class GraphConverter:
             return self._scopes.exit()
         if name == "air::record":
             return self._scopes.record()
+        if name == "air::record_tagged_stream":
+            return None  # the plan knows all readers of a buffer, in whatever lane they are
         return self._scopes.wait([self.views.emit(m) for m in args[0]])
 
     def _generic(self, node: fx.Node, meta: Any) -> Any:
@@ -434,9 +440,8 @@ class GraphConverter:
         traced = self._traced(dict(node.kwargs))
         fresh = all(_is_empty(base) for base in node.kwargs["_all_bases"])  # type: ignore[union-attr]
         mark = (len(self.graph.journal), len(self.graph))
-        entry = find(node.target)
-        assert entry is not None
-        views = {k: self._argument(v, entry) for k, v in node.kwargs.items() if k[:1] == "_"}
+        given = {k: self._argument(v) for k, v in node.kwargs.items() if k[:1] == "_"}
+        views = {k: _map(self.views.emit, v) for k, v in given.items()}
         try:
             return generic_update(node.args[0], {**kwargs, **views}, traced, metas, fresh)
         except Decline as e:

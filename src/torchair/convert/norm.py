@@ -103,13 +103,13 @@ def _widen(x: Value) -> Value:
 
 
 def _narrow(y: Value, rank: int) -> Value:
-    return ge.Squeeze(y, axis=list(range(rank, _RANK))) if rank < _RANK else y
+    return ge.Squeeze(y, axis=list(range(_RANK - 1, rank - 1, -1))) if rank < _RANK else y
 
 
 @builtin(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_inference(
     input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    eps: float, meta_outputs: Sequence[TensorSpec],
+    eps: float, meta_outputs: Sequence[TensorSpec], reads: set[Any],
 ) -> list[Value]:  # fmt: skip
     given = next(p for p in (weight, bias, running_mean) if p is not None)
     size = ge.Shape(input, dtype=DataType.DT_INT32)
@@ -117,9 +117,11 @@ def batch_norm_inference(
         ge.Fill(ge.Gather(size, 1), ge.Cast(value, dst_type=given.dtype)) if p is None else p
         for p, value in ((weight, 1.0), (bias, 0.0))
     )
-    dtype = meta_outputs[1].dtype
-    if meta_outputs[1].shape == (0,):
-        saved = [ge.Fill([0], ge.Cast(0.0, dst_type=dtype))] * 2
+    dtype, saves = meta_outputs[1].dtype, meta_outputs[1].shape != (0,)
+    saved = [running_mean, running_var]  # for nobody, of the dims that tracing saw
+    if not saves or (not reads & {1, 2, None} and running_mean.dtype == dtype):
+        empty = ge.Fill([0], ge.Cast(0.0, dst_type=dtype))
+        saved = saved if saves else [empty, empty]
     else:
         shifted = ge.Add(running_var, ge.Const(eps, dtype=running_var.dtype))
         saved = [promote(dtype, running_mean), promote(dtype, ge.Rsqrt(shifted))]

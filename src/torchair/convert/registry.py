@@ -57,6 +57,7 @@ class Registration:
 
 _Overload = torch._ops.OpOverload
 _user: dict[Any, Registration] = {}
+_lite: set[Any] = set()  # operators whose converter of the user stays
 _builtin: dict[Any, Registration] = {}
 
 
@@ -73,8 +74,13 @@ def entry_of(
 class Converter:
     """Decorator that registers a converter for one operator when the function is defined."""
 
-    def __init__(self, aten_op: Any) -> None:
+    compile_backend: Any = None  # with these two a script checks samples by itself
+    result_checker: Any = None
+
+    def __init__(self, aten_op: Any, is_lite: bool = False) -> None:
+        """One that `is_lite` is not replaced by a later one that is not."""
         self._aten_op = aten_op
+        self._is_lite_converter = is_lite
         self.samples: list[Any] = []  # calls that it is declared to support
 
     @property
@@ -87,7 +93,15 @@ class Converter:
         """The samples, None where none are declared."""
         return self.samples or None
 
+    @supported_cases.setter
+    def supported_cases(self, samples: list[Any]) -> None:
+        self.samples = samples
+
     def __call__(self, converter: Callable[..., Any]) -> Converter:
+        if self._aten_op in _lite and not self._is_lite_converter:
+            return self
+        if self._is_lite_converter:
+            _lite.add(self._aten_op)
         _user[self._aten_op] = entry_of(converter, by_user=True)
         _show_on(self._aten_op)
         return self
@@ -146,6 +160,7 @@ def register_fx_node_ge_converter(aten_op: Any) -> Callable[[Callable[..., Any]]
 def unregister(aten_op: Any) -> None:
     """Forget a user registration; the built-in converter, if any, is back."""
     _user.pop(aten_op, None)
+    _lite.discard(aten_op)
     shown = getattr(aten_op, "__dict__", {}).get("_ge_converter")
     if isinstance(shown, RegisteredConverter) and registered_for(aten_op) is None:
         del aten_op._ge_converter

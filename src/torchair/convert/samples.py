@@ -91,14 +91,23 @@ def _through_graph(call: Callable[..., Any], tensors: list[torch.Tensor]) -> lis
     return interpret(conversion.graph, [t.clone() for t in tensors])
 
 
+_declared: dict[Any, Converter] = {}
+
+
 def declare_supported(samples: Sequence[Support]) -> Callable[[Converter], Converter]:
     """Attach samples to a converter; `check` of the converter tries them."""
 
     def declare(converter: Converter) -> Converter:
-        converter.samples = list(samples)
+        converter.supported_cases = list(samples)
+        _declared[converter._aten_op] = converter
         return converter
 
     return declare
+
+
+def declared() -> dict[Any, Converter]:
+    """Converters with samples, by operator."""
+    return dict(_declared)
 
 
 F32, F16, BF16, F64, I64, I32, I16, I8, U8, C64, BOOL = (

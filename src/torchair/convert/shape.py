@@ -1,14 +1,14 @@
 """Converters of views, copies and other operators that keep every element as it is.
 
-Reshapes and permutes wait until a consumer needs them: a chain of views is kept as reshape,
-permute, reshape over one source, and what is left of it when something other than a view reads it
-becomes at most three nodes.
+Reshapes and permutes wait until a consumer needs them: a chain of views is kept as dims and their
+order in the memory of one source, and what is left of it when something other than a view reads it
+becomes at most three nodes: a reshape, a transpose without dims of 1, a reshape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,24 +16,34 @@ import torch
 from torchair import ge
 from torchair.convert import registry
 from torchair.convert.control import value_of
-from torchair.convert.registry import Decline, Direct, builtin, dims_of, members, promote, sizes
+from torchair.convert.registry import (
+    INT64,
+    Decline,
+    Direct,
+    builtin,
+    dims_of,
+    members,
+    promote,
+    sizes,
+)
 from torchair.convert.results import fills_memory, layout_of, order_of
 from torchair.ge import shapes
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Node, Tensor, TensorSpec, Value
-from torchair.ge.shapes import Shape, contiguous_strides, from_torch, is_static, numel
+from torchair.ge.shapes import Dim, Shape, contiguous_strides, from_torch, is_static, numel
 
 # ---- pending views ----
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PendingView(Tensor):
-    """A view of `source` to emit later: reshape to `pre`, permute by `perm`, reshape to `dims`."""
+    """A view of `source` to emit later: its dims, and the place of each in memory. Dims of 1 have
+    any place; the others of a contiguous view count up. Each view is one of its own, also where
+    another one has the same dims."""
 
     source: Value
     dims: Shape
-    pre: Shape | None = None
-    perm: tuple[int, ...] | None = None
+    places: tuple[int, ...]
 
     @property
     def dtype(self) -> int:  # type: ignore[override]
@@ -50,87 +60,126 @@ class PendingView(Tensor):
         return len(self.dims)
 
     @property
-    def before(self) -> Shape:
-        """Dims before the permute."""
-        dims = self.source.shape if self.pre is None else self.pre
-        assert dims is not None
-        return dims
+    def long(self) -> list[int]:
+        """Dims that are not 1."""
+        return [i for i, d in enumerate(self.dims) if d != 1]
 
     @property
-    def permuted(self) -> Shape:
-        """Dims after the permute, before the last reshape."""
-        return self.before if self.perm is None else tuple(self.before[p] for p in self.perm)
+    def in_memory(self) -> list[int]:
+        """The same in the order of memory."""
+        return sorted(self.long, key=lambda i: self.places[i])
+
+    def permuted(self, perm: Sequence[int]) -> PendingView:
+        """The view with its dims in another order."""
+        dims, places = tuple(self.dims[p] for p in perm), tuple(self.places[p] for p in perm)
+        return PendingView(self.source, dims, places)
+
+    def reshaped(self, dims: Shape) -> PendingView | None:
+        """The view with other dims, None where memory has to be moved for that."""
+        runs = self._runs()
+        if len(runs) <= 1:
+            return PendingView(self.source, dims, tuple(range(len(dims))))
+        order = sorted(range(len(runs)), key=lambda k: self.places[runs[k][0]])
+        places, at = [-1] * len(dims), 0
+        for number, run in enumerate(runs):
+            size = numel(tuple(self.dims[i] for i in run))
+            made: Dim = 1
+            while made != size or (number == len(runs) - 1 and at < len(dims)):
+                if at == len(dims):
+                    return None
+                made = made * dims[at]
+                places[at] = order.index(number) * len(dims) + at
+                at += 1
+        return PendingView(self.source, dims, tuple(places))
+
+    def _runs(self) -> list[list[int]]:
+        """Dims that follow each other in memory too."""
+        position = {i: k for k, i in enumerate(self.in_memory)}
+        runs: list[list[int]] = []
+        for i in self.long:
+            if runs and position[i] == position[runs[-1][-1]] + 1:
+                runs[-1].append(i)
+            else:
+                runs.append([i])
+        return runs
 
 
 class ViewFolder:
-    """Builds pending views and emits them, each distinct one once per graph."""
+    """Builds pending views and emits each of them once."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self._emitted: dict[Any, Value] = {}
+        self._emitted: dict[PendingView, Value] = {}
+        self._named: dict[Value, dict[Dim, Value]] = {}  # sizes that views of a source were given
+        self._sizes: dict[Dim, Value] = {}  # those that reshapes have used
 
     def reshape(self, x: Value | PendingView, dims: Shape) -> Value | PendingView:
-        """View of `x` with other dims (at most one of them symbolic)."""
-        view = replace(x, dims=dims) if isinstance(x, PendingView) else PendingView(x, dims)
+        """View of `x` with other dims."""
+        if isinstance(x, PendingView):
+            view = x.reshaped(dims)
+            if view is not None:
+                return view if self.enabled else self.emit(view)
+        source: Value = self.emit(x)
+        view = PendingView(source, dims, tuple(range(len(dims))))
         return view if self.enabled else self.emit(view)
 
     def permute(self, x: Value | PendingView, perm: Sequence[int]) -> Value | PendingView:
         """View of `x` with dims in another order."""
         assert x.shape is not None
-        dims = tuple(x.shape[p] for p in perm)
-        if isinstance(x, PendingView) and x.perm is not None:
-            inner = x.perm
-            if x.dims != x.permuted:
-                x = self.emit(x)
-            else:
-                perm = [inner[p] for p in perm]
-                x = PendingView(x.source, x.before, x.pre)
-        source, pre = (x.source, x.pre) if isinstance(x, PendingView) else (x, None)
-        if pre is None and isinstance(x, PendingView) and x.dims != source.shape:
-            pre = x.dims
-        view = PendingView(source, dims, pre, tuple(perm))
+        if not isinstance(x, PendingView):
+            x = PendingView(x, x.shape, tuple(range(len(x.shape))))
+        view = x.permuted(perm)
         return view if self.enabled else self.emit(view)
+
+    def knows(self, x: Value | PendingView, size: Any, dims: Shape) -> bool:
+        """Whether all dims of a view that vary are among the sizes that it, or another view of the
+        same memory, was given."""
+        named = self._named.setdefault(x.source if isinstance(x, PendingView) else x, {})
+        if isinstance(size, Value):
+            named |= {m.content: m for m in members(size) if isinstance(m, Value)}
+        return all(isinstance(d, int) or d in named for d in dims)
 
     def emit(self, x: Any) -> Any:
         """Turn a pending view into nodes; anything else passes through."""
         if not isinstance(x, PendingView):
             return x
-        key = (x.source, x.pre, x.perm, x.dims)
-        if key not in self._emitted:
-            self._emitted[key] = _emit(x)
-        return self._emitted[key]
+        if x not in self._emitted:
+            self._emitted[x] = self._nodes(x)
+        return self._emitted[x]
 
     def forget(self, nodes: Collection[Node]) -> None:
         """Drop what is remembered of nodes that leave the graph."""
         self._emitted = {key: v for key, v in self._emitted.items() if v.node not in nodes}
+        self._sizes = {key: v for key, v in self._sizes.items() if v.node not in nodes}
 
+    def _nodes(self, x: PendingView) -> Value:
+        value, ordered = x.source, x.in_memory
+        if x.long == ordered:
+            return value if x.dims == value.shape else self._reshape(value, x.dims, x.source)
+        before = tuple(x.dims[i] for i in ordered)
+        if before != value.shape:
+            value = self._reshape(value, before, x.source)
+        value = ge.Transpose(value, [ordered.index(i) for i in x.long])
+        whole = len(x.long) == len(x.dims)
+        return value if whole else self._reshape(value, x.dims, x.source)
 
-def _emit(x: PendingView) -> Value:
-    value = x.source
-    if x.perm is not None and not _keeps_order(x):
-        if x.pre is not None and x.pre != value.shape:
-            value = _reshape(value, x.pre)
-        value = ge.Transpose(value, list(x.perm))
-    return value if x.dims == value.shape else _reshape(value, x.dims, x.source)
+    def _reshape(self, value: Value, dims: Shape, source: Value) -> Value:
+        if is_static(dims):
+            return ge.Reshape(value, ge.Const(list(dims), dtype=INT64))
+        return ge.Reshape(value, sizes([self._size(d, source) for d in dims]))
 
-
-def _reshape(value: Value, dims: Shape, source: Value | None = None) -> Value:
-    """One dim may be left open; several that only the call tells are taken from the source."""
-    if sum(not isinstance(d, int) for d in dims) > 1 and source is not None:
-        known = list(source.shape or ())
-        open_dims = dict.fromkeys(d for d in dims if not isinstance(d, int))
-        made = {d: registry.size_of(source, known.index(d)) for d in open_dims}
-        return ge.Reshape(value, sizes([d if isinstance(d, int) else made[d] for d in dims]))
-    return ge.Reshape(value, [d if isinstance(d, int) else -1 for d in dims])
-
-
-def _keeps_order(x: PendingView) -> bool:
-    assert x.perm is not None
-    moved = [p for p in x.perm if x.before[p] != 1]
-    symbols = [d for d in x.dims if not isinstance(d, int)]
-    if len(symbols) == 1:
-        return moved == sorted(moved) and 0 not in x.dims  # a -1 beside a 0 is ambiguous
-    return moved == sorted(moved) and all(d in (x.source.shape or ()) for d in symbols)
+    def _size(self, dim: Dim, source: Value) -> Value:
+        """A size as a value: one that a view was given, else one of the source."""
+        if isinstance(dim, int):
+            return ge.Const(dim, dtype=INT64)
+        if dim not in self._sizes:
+            known = list(source.shape or ())
+            named = self._named.get(source, {}).get(dim)
+            if named is None:
+                found = dim in known
+                named = registry.size_of(source, known.index(dim)) if found else value_of(dim)
+            self._sizes[dim] = named
+        return self._sizes[dim]
 
 
 aten = torch.ops.aten
@@ -138,8 +187,6 @@ View = Value | PendingView
 
 
 registry.direct({
-    # at once: a chain of linear layers shows every reshape
-    aten._unsafe_view.default: Direct("Reshape", "self size"),
     aten.alias.default: "Identity",
     aten.clone.default: "Identity",
     aten.copy_.default: "Assign",
@@ -160,14 +207,23 @@ registry.direct({
 def reshape(self: View, size: Any, meta_outputs: TensorSpec, views: ViewFolder) -> View:
     dims = meta_outputs.shape
     assert dims is not None
-    if isinstance(size, Value) or sum(not isinstance(d, int) for d in dims) > 1:
-        return ge.Reshape(views.emit(self), size)
+    if not views.enabled or not views.knows(self, size, dims):
+        return ge.Reshape(views.emit(self), _listed(size))
     return views.reshape(self, dims)
 
 
 @builtin(aten.reshape.default)
 def reshape_to(self: View, shape: Any, meta_outputs: TensorSpec, views: ViewFolder) -> View:
     return reshape(self, shape, meta_outputs, views)
+
+
+@builtin(aten._unsafe_view.default)
+def unsafe_view(self: Value, size: Any) -> Value:
+    return ge.Reshape(self, _listed(size))  # at once: linear layers show every reshape
+
+
+def _listed(size: Any) -> Value:
+    return size if isinstance(size, Value) else ge.Const(list(size), dtype=INT64)
 
 
 @builtin(aten.permute.default)

@@ -40,9 +40,9 @@ torchair.ge.attr: torchair.ge.attrs *
 torchair._ge_concrete_graph: torchair ge_apis=ge
 torchair._ge_concrete_graph.ge_apis: torchair.ge *
 torchair._ge_concrete_graph.fx2ge_converter:
-    torchair.concrete GeConcreteGraph
+    torchair.legacy.graphs GeConcreteGraph
     torchair.convert.registry Converter register_fx_node_ge_converter
-    torchair.convert.samples declare_supported
+    torchair.convert.samples declare_supported _declare_supported_converters=declared
     torchair.legacy.views _CONVERTERS=CONVERTERS
     torchair.ge.dtypes ExecutorType Placement torch_type_to_ge_type=torch_to_ge
     torchair.ge.rewrite _normalize_ge_graph=verify
@@ -84,7 +84,11 @@ torchair._ge_concrete_graph.supported_declaration:
 torchair._ge_concrete_graph.utils:
     torchair.convert.registry dtype_promote
     torchair.ge.dtypes torch_type_to_ge_type=torch_to_ge
-torchair._acl_concrete_graph.fx2acl_converter: torchair.concrete AclConcreteGraph
+torchair._acl_concrete_graph.fx2acl_converter: torchair.legacy.graphs AclConcreteGraph
+torchair._acl_concrete_graph.replace_stream_event: torchair.legacy.graphs GraphCounter
+torchair.ge.ge_graph_ascend:
+    torchair.legacy.graphs _NodeIR=NodeIR _GeGraphAscend=GeGraphAscend
+        _optimize_and_convert=optimize_and_convert
 torchair._acl_concrete_graph.acl_graph:
     torchair.capture.graph AclGraph AclGraphCacheInfo
     torchair.legacy.stand_ins _REPLACE_FUNC_MAP=REPLACE_FUNC_MAP StaticWorkspaceReplaceFunc
@@ -207,7 +211,7 @@ TABLE |= {
     for tool in ("align_trace", "deadlock_check", "filter_operators")
 } | {
     f"npugraph_ex._acl_concrete_graph.{part}": {"*": f"torchair._acl_concrete_graph.{part}"}
-    for part in ("acl_graph", "cat_optimization", "graph_pass", "utils")
+    for part in ("acl_graph", "cat_optimization", "graph_pass", "replace_stream_event", "utils")
 }
 TABLE |= {  # the package of that name is a room of this one
     f"torchair.{name}": names for name, names in TABLE.items() if name.startswith("npugraph_ex.")

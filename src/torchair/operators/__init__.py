@@ -29,7 +29,7 @@ FAMILIES = (
     "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
     "gated", "generic", "index", "loss", "norm", "npu_products", "pool", "quant", "reduce",
     "scatter", "shape", "slicing",
-    "npu_native",
+    "npu_native", "npu_routing",
     "npu_forms",  # what the others leave
 )  # fmt: skip
 

@@ -219,19 +219,5 @@ def _init_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), (rows, op.shape("x")[1])), places, places]
 
 
-def _finalize_rule(op: Op) -> Fact:
-    rows, width = op.shape("expanded_row_idx")[0], op.shape("expanded_x")[-1]
-    choices = op.shape("scales")[1] if op.fed("scales") else 1
-    return Fact(op.dtype("expanded_x"), (rows // choices, width))
-
-
-def _finalize_v2(
-    x: Any, rows: Any, x1: Any, x2: Any, bias: Any, scales: Any, experts: Any, mode: int
-) -> torch.Tensor:
-    return routing.finalize_routing(x, x1, x2, bias, scales, rows, experts, mode)
-
-
 add_row("MoeGatingTopKSoftmax", _gating_rule, call(routing.gating_top_k_softmax, "k"))
 add_row("MoeInitRouting", _init_rule, call(routing.init_routing, "active_num"))
-add_row("MoeFinalizeRouting", _finalize_rule, call(routing.finalize_routing))
-add_row("MoeFinalizeRoutingV2", _finalize_rule, call(_finalize_v2, "drop_pad_mode"))

@@ -272,7 +272,8 @@ def _bernoulli(op: Op) -> Kernel:
     def run(prob: _Tensor, offset: _Tensor, out: _Tensor | None = None) -> _Tensor:
         if one is not None:  # torch draws in another way where all have the same chance
             return draw(offset, out, float(one(prob)))
-        return draw(offset, out, prob if exact else prob.float())
+        fits = prob if op.shape("shape") != (0,) else prob.reshape(())
+        return draw(offset, out, fits if exact else fits.float())
 
     return run
 

@@ -48,6 +48,23 @@ def _overload(name: str) -> Any:
         raise GraphError(f"torch has no operator {name!r}; import the library it is in") from None
 
 
+_functions: dict[str, Callable[..., Any]] = {}  # by the name of the operator
+
+
+def call_directly(name: str, function: Callable[..., Any]) -> None:
+    """Let generic nodes call a function in the place of the torch operator of that name.
+
+    It must do what the operator does on the device of its arguments. It is called with autograd
+    off, and torch's dispatcher is not asked.
+    """
+    _functions[name] = function
+
+
+def _callee(node: Node) -> Any:
+    """What a generic node calls: the function that stands for its operator, or the operator."""
+    return _functions.get(node.attr("target")) or finished(find_target(node))
+
+
 Read = Callable[[str, int], Any]
 """Gives an argument that is an input of the node: its kind, and which input."""
 
@@ -120,7 +137,7 @@ def _reader(tree: Any) -> Callable[[Sequence[Any]], Any]:
 
 def _kernel(op: Op) -> Kernel:
     node = op.node
-    target, arguments = finished(find_target(node)), Arguments(node)
+    target, arguments = _callee(node), Arguments(node)
     settled, fresh = _settling(node), _gives_fresh(target)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -134,7 +151,7 @@ def _kernel(op: Op) -> Kernel:
 
 def _update_kernel(op: Op) -> Kernel:
     """A torch operator that changes its first tensor, which is the result."""
-    target, arguments = find_target(op.node), Arguments(op.node)
+    target, arguments = _callee(op.node), Arguments(op.node)
     first, *_ = layouts(op.node)
     settled = _settling(op.node, skip=1)
 

@@ -84,17 +84,30 @@ def inverse_root(eps: float) -> Callable[[Expr], Expr]:
     return lambda v: f.div(1.0, f.sqrt(f.add(v, float(eps))))
 
 
+def _moments(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> tuple[Lowered, Lowered]:
+    """The mean, and the sum of squared deviations from it, by the corrected two-pass algorithm: the
+    second pass also sums up what rounding left in the mean of the first, so that equal elements
+    deviate by nothing."""
+    first = f.mean(o, x, axes)
+    offsets = elementwise(f.sub, x, first)
+    total = o.reduce("sum", offsets, axes)
+    left = f.divided(total, f.count(x, axes))
+    squares = o.reduce("sum", elementwise(f.square, offsets), axes)
+    excess = elementwise(f.mul, total, left)
+    deviations = elementwise(lambda s, e: f.most(f.sub(s, e), 0.0), squares, excess)
+    return elementwise(f.add, first, left), deviations
+
+
 @native(
     "LayerNormV4", _layer_norm_rule, _layer_norm, kind="reduce", domain="x", reduces=_normalised,
     host=("normalized_shape",),
 )  # fmt: skip
 def layer_norm(o: LowerOp) -> list[Lowered]:
-    """Elements less their mean over their deviation, in two passes."""
+    """Elements less their mean over their deviation."""
     x, axes = o.tensor("x"), _normalised(o)
-    middle = f.mean(o, x, axes)
+    middle, squares = _moments(o, x, axes)
     centred = elementwise(f.sub, x, middle)
-    variance = f.mean(o, elementwise(f.square, centred), axes)
-    rstd = elementwise(inverse_root(o.attr("epsilon")), variance)
+    rstd = elementwise(inverse_root(o.attr("epsilon")), f.divided(squares, f.count(x, axes)))
     y = elementwise(f.mul, centred, rstd)
     for port, combine in (("gamma", f.mul), ("beta", f.add)):
         parameter = o.maybe(port)
@@ -313,9 +326,8 @@ def _not_training(o: Op) -> str | None:
 def batch_norm(o: LowerOp) -> list[Lowered]:
     """Each channel less its mean over its deviation, and the running statistics."""
     x, axes = o.tensor("x"), _but_channels(o)
-    middle = f.mean(o, x, axes)
+    middle, squares = _moments(o, x, axes)
     centred = elementwise(f.sub, x, middle)
-    squares = o.reduce("sum", elementwise(f.square, centred), axes)
     n = f.count(x, axes)
     rstd = elementwise(inverse_root(o.attr("epsilon")), f.divided(squares, n))
     weight, bias = (by_channel(o.tensor(p), x.rank) for p in ("weight", "bias"))
