@@ -23,6 +23,7 @@ from torchair.errors import SerializationError
 from torchair.log import logger
 from torchair.runner import GmRunner
 from torchair.store import atomic_write, private_dir
+from torchair.vllm_plugin.attention import call_compiled_functions
 
 
 class TorchairCompiler(CompilerInterface):
@@ -32,6 +33,7 @@ class TorchairCompiler(CompilerInterface):
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        call_compiled_functions()
 
     def initialize_cache(
         self, cache_dir: str, disable_cache: bool = False, prefix: str = ""
@@ -81,6 +83,7 @@ class WholeGraph(SerializableCallable):
 
     def __init__(self, call: Callable[..., Any], stored: StoredGraph | None) -> None:
         self._call, self._stored = call, stored
+        call_compiled_functions()
 
     def __call__(self, *args: Any) -> Any:
         return self._call(*args)

@@ -15,6 +15,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 COMPILER = "torchair.vllm_plugin.compiler.TorchairCompiler"
 WHOLE_GRAPH = "torchair.vllm_plugin.compiler.whole_graph"
+WORKER = "torchair.vllm_plugin.worker.TorchairCpuWorker"
 NO_PASSES = "torchair.vllm_plugin.compiler.NoPasses"
 _NAMES = ("", "torchair", "npu", COMPILER, WHOLE_GRAPH)
 
@@ -67,6 +68,8 @@ class TorchairCpuPlatform(CpuPlatform):
 
         config = vllm_config.compilation_config
         ours, wanted = is_ours(vllm_config), config.mode
+        if ours and vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = WORKER
         super().check_and_update_config(vllm_config)
         if not ours or config.mode == CompilationMode.NONE:  # LoRA switches compilation off
             return

@@ -1,0 +1,25 @@
+"""vLLM's worker for CPUs with a shorter warm-up."""
+
+from __future__ import annotations
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from torchair.vllm_plugin.platform import is_ours
+
+WARM_UP = 64
+"""Tokens of the warm-up."""
+
+
+class TorchairCpuWorker(CPUWorker):
+    """vLLM warms a model up with the largest batch, so that it knows how much memory that leaves
+    for the cache. Where the user has said how large the cache is (`--kv-cache-memory-bytes`,
+    `VLLM_CPU_KVCACHE_SPACE`) a small batch will do: our graphs serve all numbers of tokens."""
+
+    def determine_available_memory(self) -> int:
+        runner, most = self.model_runner, self.model_runner.max_num_tokens
+        if is_ours(self.vllm_config) and self.cache_config.kv_cache_memory_bytes is not None:
+            runner.max_num_tokens = min(most, max(WARM_UP, runner.max_num_reqs))
+        try:
+            return super().determine_available_memory()
+        finally:
+            runner.max_num_tokens = most
