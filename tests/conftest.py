@@ -24,6 +24,11 @@ if _first:
 os.environ.setdefault("TORCHAIR_STRICT", "1")  # a fallback that is a failure is an error
 os.environ["TORCHAIR_CACHE_DIR"] = os.environ["XDG_CACHE_HOME"] = os.environ[_MINE]
 
+if _processor := os.environ.get("TORCHAIR_TEST_QEMU"):
+    import qemu_aarch64
+
+    qemu_aarch64.install(_processor)  # before a test module asks which machine this is
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _folder_goes_with_the_run() -> Iterator[None]:
@@ -42,6 +47,14 @@ def _warnings_are_new() -> None:
     """What a process is told once, each test is told."""
     if "torchair.log" in sys.modules:
         sys.modules["torchair.log"]._warned.clear()
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing compiled is left from the test before, nor for the next."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -86,8 +86,9 @@ OURS = ("air.", "npu_define.", "torch.ops.higher_order.auto_functionalized_v2")
 
 
 def builtin_targets() -> set[str]:
-    """The names of torch's targets that have a converter of our own; `tests/test_npu_ops.py` sees
-    to operators that are registered by their name, other tests to libraries of ours."""
+    """The names of torch's targets that have a converter of our own;
+    `tests/graph/test_npu_ops.py` sees to operators that are registered by their name, other tests
+    to libraries of ours."""
     entries = registered().items()
     names = {name_of(t) for t, e in entries if not e.by_user and not isinstance(t, str)}
     return {n for n in names if not n.startswith(OURS)}

@@ -1,0 +1,88 @@
+"""Locks in a child of `fork`: whatever other threads held, the child can take."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from llvmlite.binding import ffi
+from torch._dynamo import convert_frame
+
+from torchair import locks
+from torchair.fx import tracing
+from torchair.process import no_garbage_collection
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+_SECONDS = 20
+
+
+@contextmanager
+def another_thread_inside(*managers: Any) -> Iterator[None]:
+    """A thread that has entered these, and leaves them at the end."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with ExitStack() as stack:
+            for manager in managers:
+                stack.enter_context(manager)
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait()
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join()
+
+
+def succeeds_in_a_child(work: Callable[[], bool]) -> bool:
+    """Whether a forked process returns True in time."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_SECONDS)
+            code = not work()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_locks_of_other_threads_are_free_in_a_child() -> None:
+    made = [locks.Lock(), locks.RLock(), convert_frame.compile_lock, ffi.lib._lock._lock]
+    with another_thread_inside(*made):
+        assert not any(lock.acquire(blocking=False) for lock in made)
+        assert succeeds_in_a_child(lambda: all(lock.acquire(timeout=1) for lock in made))
+        assert not any(lock.acquire(blocking=False) for lock in made)  # in the parent they are held
+
+
+def test_a_lock_of_the_forking_thread_stays_its_own() -> None:
+    lock = locks.RLock()
+    with lock:
+        assert succeeds_in_a_child(lambda: lock._is_owned() and lock.release() is None)
+
+
+def test_what_other_threads_would_undo_is_undone_in_a_child() -> None:
+    op = torch.ops.aten.upsample_nearest2d.vec
+    before = dict(op.py_kernels)
+
+    def undone() -> bool:
+        with no_garbage_collection(), tracing.kept_whole():  # as the child itself compiles
+            inside = not gc.isenabled() and op.py_kernels != before
+        return inside and gc.isenabled() and op.py_kernels == before
+
+    with another_thread_inside(no_garbage_collection(), tracing.kept_whole()):
+        assert not gc.isenabled() and op.py_kernels != before
+        assert succeeds_in_a_child(lambda: gc.isenabled() and op.py_kernels == before and undone())
+    assert gc.isenabled() and op.py_kernels == before

@@ -1,0 +1,185 @@
+"""The house rules of ``test_house.py`` as data: who may import whom, and what is public."""
+
+from __future__ import annotations
+
+# Imports point strictly down this table; rooms of one layer do not import each other. The empty
+# name is the package's own `__init__`, on top of all. `flags` is below `log`, which reads its level
+# there; `store` writes files for `trace`.
+LAYERS: dict[int, tuple[str, ...]] = {
+    16: ("__main__",),
+    15: ("",),
+    14: ("cli", "viz", "legacy"),
+    13: ("emulate", "npu_page", "vllm_plugin"),
+    12: ("inference", "llm_datadist", "npugraph_ex", "reporting"),
+    11: ("deploy", "explanation", "verification"),
+    10: ("backend",),
+    9: ("cacheable", "pipeline"),
+    8: ("concrete", "runner"),
+    7: ("capture",),
+    6: ("devices",),
+    5: ("convert", "engine", "serde"),
+    4: ("fx", "operators"),
+    3: ("codegen", "ge"),
+    2: ("ops", "passes"),
+    1: ("configs", "tools", "trace"),
+    0: ("fallbacks", "store", "structured"),
+    -1: ("errors", "log"),
+    -2: ("flags", "markup", "process", "versions"),
+    -3: ("locks",),
+}
+
+# The same inside of a package: its modules and sub-packages, with imports in functions.
+INNER: dict[str, dict[int, tuple[str, ...]]] = {
+    "engine": {
+        8: ("packaged", "session"),
+        7: ("compile",),
+        6: ("inspect", "tune"),
+        5: ("run",),
+        4: ("plan",),
+        3: ("units",),
+        2: ("fuse",),
+        1: ("optimize",),
+        0: ("lower", "options", "strides"),
+    },
+}
+
+# Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
+# for any target, targets do not know each other, and the engine asks them by what all of them are.
+# `compile` has the table of targets. What the host itself does in native code is the CPU's: tests
+# of arguments (`held`, `contents`), threads of lanes, plans from files (`recipe`).
+KNOWN_TO: dict[str, tuple[str, ...]] = {
+    "torchair.codegen.cpu": (
+        "torchair.engine.compile", "torchair.engine.packaged", "torchair.engine.run.contents",
+        "torchair.engine.run.held", "torchair.engine.run.lanes", "torchair.engine.run.recipe",
+        "torchair.capture",
+    ),
+    "torchair.codegen.cuda": (
+        "torchair.engine.compile", "torchair.engine.packaged", "torchair.engine.inspect.dry_run",
+        "torchair.capture",
+    ),
+}  # fmt: skip
+
+# Lines of the engine that name a kind of device: the table of targets, and whose addresses the host
+# can read. Everything else is asked of the target or of the streams of the device.
+DEVICE_KINDS = r'"cpu"|"cuda"|is_cpu|is_cuda|on_host|torch\.cuda'
+MOST_DEVICE_KINDS = 5
+
+# Imports of torchair modules inside a function: (importing module, imported module) -> the reason.
+# They must point down as well; what they are excused from is standing at the top of the file.
+# Example: ("torchair.backend", "torchair.pipeline"): "converters load on the first compile".
+LAZY_IMPORTS: dict[tuple[str, str], str] = {
+    ("torchair.backend", "torchair.cacheable"): "as for torchair.pipeline",
+    ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
+    ("torchair.backend", "torchair.fx.tracing"): "imports torch._functorch and torch._dynamo",
+    ("torchair.backend", "torchair.fx.torch_streams"): "as for torchair.fx.passes",
+    ("torchair.backend", "torchair.ops.hcom"): "imports functional collectives of torch",
+    ("torchair", "torchair.ops.hcom"): "imports functional collectives of torch",
+    ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
+    ("torchair", "torchair.backend"): "imports torch",
+    ("torchair", "torchair.fallbacks"): "for the command line, which may not need it",
+    ("torchair", "torchair.legacy"): "imports torch",
+    ("torchair", "torchair.ops"): "imports torch",
+    ("torchair.vllm_plugin", "torchair.vllm_plugin.linear"): "needs vLLM, which calls the function",
+    ("torchair", "torchair.reporting.recorder"): "for graphs that are reported on",
+    ("torchair.codegen.cpu.target", "torchair.codegen.cpu.generators"): "no text, no generators",
+    ("torchair.deploy.cached", "torchair.deploy.storing"): "loads the engine, to write a file",
+    ("torchair.deploy.compiled", "torchair.deploy.tracing"): "loads AOTAutograd",
+    ("torchair.deploy.compiled", "torchair.deploy.exported"): "loads Dynamo, for torch.export",
+    ("torchair.deploy.load", "torchair.deploy.exported"): "likewise",
+    ("torchair.deploy.packaging", "torchair.deploy.exported"): "likewise",
+    ("torchair.npugraph_ex.backend", "torchair.deploy.cached"): "loads the engine",
+    ("torchair.deploy.stored", "torchair.capture.graph"): "for modes that capture",
+    ("torchair.deploy.stored", "torchair.deploy.runnable"): "loads the engine, for a graph",
+    ("torchair.deploy.stored", "torchair.devices.base"): "as for torchair.capture.graph",
+    ("torchair.deploy.stored", "torchair.serde.convention"): "as for torchair.deploy.runnable",
+    ("torchair.deploy.runnable", "torchair.capture"): "imports sympy; for a GPU",
+    ("torchair.deploy.runnable", "torchair.concrete.acl"): "as for torchair.capture",
+    ("torchair.engine.compile", "torchair.engine.tune.tuner"): "loads SQLite, on request",
+    ("torchair.engine.run.recipe", "torchair.codegen.cpu.matmul.pack"): "for frozen weights",
+    ("torchair.deploy.compiled", "torchair.devices.base"): "loads the engine, for its handle",
+    ("torchair.emulate.launcher", "torchair.explanation.api"): "loads AOTAutograd, on request",
+    ("torchair.emulate.launcher", "torchair.runner"): "as for torchair.explanation.api",
+    ("torchair.emulate.streams", "torchair.capture"): "loads the engine, for one number",
+    ("torchair.emulate.profiles.recording", "torchair.operators"): "of a graph that has loaded it",
+    ("torchair.emulate.profiles.recording", "torchair.engine.optimize.passes.ordering"): "likewise",
+    ("torchair.emulate.profiles.recording", "torchair.ge.dtypes"): "loads GE graphs, for a profile",
+    ("torchair.emulate.profiles.recording", "torchair.ge.shapes"): "likewise",
+    ("torchair.emulate.facade", "torchair.npugraph_ex"): "a script that wants it asks",
+    ("torchair.ge.graph", "torchair.ge.compat"): "drafts are made of what the graph is made of",
+    ("torchair.legacy", "torchair.convert.registry"): "loads all converters",
+    ("torchair.npugraph_ex.backend", "torchair.pipeline"): "as for torchair.backend",
+    ("torchair.npugraph_ex", "torchair.fx.passes.user"): "needs torch.fx internals",
+}
+
+# Loading these is the cost of the first compile, not of `import torchair`.
+NOT_AT_IMPORT: tuple[str, ...] = (
+    "google.protobuf",
+    "sympy",
+    "torch._dynamo",
+    "torch._functorch",
+    "torch._inductor",
+    "torchair.operators",
+    "torchair.codegen",
+    "torchair.convert",
+    "torchair.engine",
+    "torchair.serde",
+)
+
+SPECIFIED_API: frozenset[str] = frozenset(
+    {
+        "CompilerConfig",
+        "dynamo_export",
+        "get_compiler",
+        "get_npu_backend",
+        "logger",
+        "npu_format_cast_via_cpu",
+        "package",
+        "patch_for_hcom",
+        "register_fx_node_ge_converter",
+        "register_replacement",
+        "use_internal_format_weight",
+    }
+)
+
+# Ours, without a counterpart in the original.
+OWN_API: frozenset[str] = frozenset(
+    {
+        "__version__",
+        "compile",
+        "explain",
+        "load",
+        "package",
+        "report",
+        "verify",
+        "weights_changed",
+    }
+)
+
+# Exactly what `torchair.__all__` holds today.
+PUBLIC_API: frozenset[str] = frozenset(
+    {
+        "__version__",
+        "CompilerConfig",
+        "compile",
+        "dynamo_export",
+        "explain",
+        "get_compiler",
+        "get_npu_backend",
+        "load",
+        "logger",
+        "npu_format_cast_via_cpu",
+        "package",
+        "patch_for_hcom",
+        "register_fx_node_ge_converter",
+        "register_replacement",
+        "report",
+        "use_internal_format_weight",
+        "verify",
+        "weights_changed",
+    }
+)
+
+# Specified, not built yet: name -> what it waits for. Move a name to PUBLIC_API when it works.
+PENDING_API: dict[str, str] = {}
+
+MOST_LINES = 600

@@ -1,0 +1,57 @@
+"""Generates tokens with vLLM in a process of its own, and prints them with what was compiled.
+
+    python tests/tools/vllm_run.py MODEL OPTIONS    # options of `LLM` as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+PROMPTS = [[(37 * i + 11 * j) % 512 for j in range(8 + 5 * i)] for i in range(5)]
+
+
+def main(model: str, options: dict[str, object]) -> None:
+    """Two batches of other sizes than those of the warm-up."""
+    from torch._dynamo.utils import counters
+    from vllm import LLM, SamplingParams
+    from vllm.compilation.counter import compilation_counter
+    from vllm.platforms import current_platform
+
+    llm = LLM(
+        model, skip_tokenizer_init=True, dtype="float32", max_model_len=256, max_num_seqs=8,
+        max_num_batched_tokens=256, enable_prefix_caching=False, **options,
+    )  # fmt: skip
+    wanted = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    tokens = []
+    for prompts in (PROMPTS[:1], PROMPTS):
+        given = [{"prompt_token_ids": p} for p in prompts]
+        made = llm.generate(given, wanted, use_tqdm=False)
+        tokens += [list(m.outputs[0].token_ids) for m in made]
+    worker = llm.llm_engine.model_executor.driver_worker.worker
+    layers = [m for m in worker.get_model().modules() if hasattr(m, "cpu_linear")]
+    print(json.dumps({
+        "tokens": tokens,
+        "platform": type(current_platform).__name__,
+        "worker": type(worker).__name__,
+        "graphs": counters["torchair"]["dynamic"] + counters["torchair"]["static"],
+        "dynamo": counters["stats"]["unique_graphs"],
+        "loaded": compilation_counter.num_aot_artifacts_loaded,
+        "pieces": compilation_counter.num_backend_compilations,
+        "linear": sorted({getattr(m.cpu_linear, "__name__", "?") for m in layers}),
+        "numba": "numba" in sys.modules,
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    if "--numba" in sys.argv:
+        sys.argv.remove("--numba")
+        import numba
+
+        assert numba.njit(lambda x: x + 1)(1) == 2
+    main(sys.argv[1], json.loads(sys.argv[2]))
