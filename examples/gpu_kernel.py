@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from torchair import ge
 from torchair.codegen.cuda.jit import describe, module_text
+from torchair.codegen.cuda.run import entry_of
 from torchair.codegen.requests import Loops
-from torchair.engine.run.launches import DryRun, dry_run, entry_of
+from torchair.engine.inspect.dry_run import DryRun, dry_run
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.operators import infer

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified
 
+from torchair.codegen.program import Root
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.engine.plan.records import Plan, Root
+from torchair.engine.plan.records import Plan
 from torchair.operators import infer
 from torchair.pipeline import NpuFxCompiler
 from torchair.runner import GmRunner

@@ -16,8 +16,6 @@ import torch_npu
 from qwen3_moe import MODES, Step, compiled, decode, int8_columns, weight
 from torch import nn
 
-import torchair
-
 
 @dataclass
 class Config:
@@ -101,9 +99,9 @@ class LatentAttention(nn.Module):
 class Experts(nn.Module):
     """Chosen experts in int8, and one for all tokens that runs beside them."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, side: torch.npu.Stream):
         super().__init__()
-        self.config, c = config, config
+        self.config, c, self.side = config, config, side
         self.router, self.bias = weight(c.experts, c.dim), weight(c.experts)
         self.shared_up = weight(2 * c.expert_dim, c.dim)
         self.shared_down = weight(c.dim, c.expert_dim)
@@ -113,10 +111,13 @@ class Experts(nn.Module):
             self.register_buffer(name, t)
 
     def forward(self, x):
-        c = self.config
-        with torchair.scope.npu_stream_switch("shared"):
+        c, ready, done = self.config, torch.npu.Event(), torch.npu.Event()
+        ready.record()
+        with torch.npu.stream(self.side):
+            ready.wait()
             hidden = torch_npu.npu_swiglu(torch_npu.npu_linear(x, self.shared_up))
             shared = torch_npu.npu_linear(hidden, self.shared_down)
+            done.record()
         logits = torch_npu.npu_linear(x, self.router)
         weights, experts, _ = torch_npu.npu_moe_gating_top_k(
             logits, c.chosen, bias=self.bias, k_group=2, group_count=c.groups,
@@ -134,6 +135,7 @@ class Experts(nn.Module):
             group_list=counts, group_list_type=1, group_type=0, split_item=3,
             output_dtype=torch.bfloat16,
         )  # fmt: skip
+        done.wait()
         back = torch_npu.npu_moe_distribute_combine_v2(
             made, experts, info, received, weights, *place, shared_expert_x=shared.bfloat16()
         )
@@ -146,7 +148,8 @@ class DeepSeek(nn.Module):
         self.config, c = config, config
         self.embed = nn.Embedding(c.vocab, c.dim)
         self.attention = nn.ModuleList(LatentAttention(c) for _ in range(c.layers))
-        self.experts = nn.ModuleList(Experts(c) for _ in range(c.layers))
+        side = torch.npu.Stream()
+        self.experts = nn.ModuleList(Experts(c, side) for _ in range(c.layers))
         self.norms = nn.ParameterList(torch.ones(c.dim) for _ in range(2 * c.layers + 1))
         self.head = weight(c.vocab, c.dim)
         steps = torch.arange(0, c.rope, 2) / c.rope

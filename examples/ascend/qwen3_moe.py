@@ -78,9 +78,9 @@ class PagedAttention(nn.Module):
 class Experts(nn.Module):
     """The chosen experts of each token, in int8; their router runs beside the quantisation."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, side: torch.npu.Stream):
         super().__init__()
-        self.config, c = config, config
+        self.config, c, self.side = config, config, side
         self.router = weight(c.experts, c.dim)
         up = int8_columns(torch.randn(c.experts, c.dim, 2 * c.expert_dim) * c.dim**-0.5)
         down = int8_columns(torch.randn(c.experts, c.expert_dim, c.dim) * c.expert_dim**-0.5)
@@ -88,13 +88,15 @@ class Experts(nn.Module):
             self.register_buffer(name, t)
 
     def forward(self, x):
-        c, tokens = self.config, x.shape[0]
-        with torchair.scope.npu_stream_switch("router"):
+        c, tokens, current = self.config, x.shape[0], torch.npu.current_stream()
+        self.side.wait_stream(current)
+        with torch.npu.stream(self.side):
             logits = torch_npu.npu_linear(x, self.router)
             weights, experts, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
                 logits, k=c.chosen, renorm=1
             )
         rows, scales = torch_npu.npu_dynamic_quant(x)
+        current.wait_stream(self.side)
         expanded, pairs, counts, scales = torch_npu.npu_moe_init_routing_v2(
             rows, experts, scale=scales, expert_num=c.experts, row_idx_type=1,
             expert_tokens_num_type=1, expert_tokens_num_flag=True,
@@ -125,7 +127,8 @@ class Qwen3Moe(nn.Module):
         self.config, c = config, config
         self.embed = nn.Embedding(c.vocab, c.dim)
         self.attention = nn.ModuleList(PagedAttention(c) for _ in range(c.layers))
-        self.experts = nn.ModuleList(Experts(c) for _ in range(c.layers))
+        side = torch.npu.Stream()
+        self.experts = nn.ModuleList(Experts(c, side) for _ in range(c.layers))
         self.norms = nn.ParameterList(torch.ones(c.dim) for _ in range(2 * c.layers + 1))
         self.head = weight(c.vocab, c.dim)
         steps = torch.arange(0, c.head_dim, 2) / c.head_dim

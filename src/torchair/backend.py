@@ -111,6 +111,7 @@ def compile_with_aot(
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
         from torchair.fx.passes import fx_text
+        from torchair.fx.torch_streams import translate_streams, uses_torch_streams
         from torchair.fx.tracing import kept_whole, partition, quicken_guards, traced_wrongly
         from torchair.pipeline import NpuFxCompiler
 
@@ -122,6 +123,7 @@ def compile_with_aot(
     directory = model_directory(speaker)
     if directory is not None:
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
+    outside = translate_streams(gm) if uses_torch_streams(gm) else None
 
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
@@ -145,6 +147,8 @@ def compile_with_aot(
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
+    if outside is not None and finish is None:
+        call = outside.around(call)
     if not config.experimental_config.aot_config_enable_joint_graph:
         return call
     return with_backward(call, int(config.experimental_config.aot_config_output_loss_index.value))

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from threading import Lock
 from typing import Any
 
 from torchair.errors import FallbackError
 from torchair.flags import strict_by_environment
+from torchair.locks import Lock
 from torchair.log import logger, warn_once
 
 COUNTERS = "torchair"

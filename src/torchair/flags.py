@@ -87,6 +87,7 @@ class Flags:
     kernel_cache: bool = _of("TORCHAIR_KERNEL_CACHE", True, _switch)  # whether kernels are kept
     debug: int = _of("TORCHAIR_DEBUG", 0, _debug_level)  # what the compiler tells, see above
     native: bool = _of("TORCHAIR_NATIVE", True, _switch)  # our kernels, or torch's
+    cpu: str | None = _of("TORCHAIR_CPU")  # the processor to make code for, by name
     timeline: str | None = _of("TORCHAIR_TIMELINE")  # folder for timelines of all graphs
     tuned: str | None = _of("TORCHAIR_TUNED")  # file of tuning results to use
     dump: str | None = _of("TORCHAIR_DUMP")  # folder for dumps of all graphs

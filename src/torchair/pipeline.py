@@ -15,7 +15,6 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 import torch
@@ -42,6 +41,7 @@ from torchair.fx.dump import dumping, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
 from torchair.fx.tracing import mend
+from torchair.locks import Lock
 from torchair.log import logger, tell
 from torchair.operators import infer
 from torchair.passes import FxContext, PassRunner

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from threading import Lock
+from threading import get_ident
 from types import ModuleType
 from typing import Any, Self
+
+from torchair.locks import Lock, in_child
 
 # ---- doing something when a module is imported, without importing it
 
@@ -125,7 +127,7 @@ def processor() -> str | None:
 
 
 _lock = Lock()
-_inside = 0
+_inside: list[int] = []  # threads
 _was_enabled = False
 
 
@@ -134,19 +136,28 @@ def no_garbage_collection() -> Iterator[None]:
     """Compiling makes many objects that live, and a collection in its midst looks at all that
     Dynamo made before. During a capture one may destroy objects of the device, which is an error
     there. Several threads may be inside; the last one to leave switches collection on."""
-    global _inside, _was_enabled
+    global _was_enabled
     with _lock:
         if not _inside:
             _was_enabled = gc.isenabled()
             gc.disable()
-        _inside += 1
+        _inside.append(get_ident())
     try:
         yield
     finally:
         with _lock:
-            _inside -= 1
+            _inside.remove(get_ident())
             if not _inside and _was_enabled:
                 gc.enable()
+
+
+@in_child
+def _leave_others() -> None:
+    """The other threads that were inside do not exist any more."""
+    if _inside:
+        _inside[:] = [thread for thread in _inside if thread == get_ident()]
+        if not _inside and _was_enabled:
+            gc.enable()
 
 
 # ---- a line about work that takes longer than two seconds, on a terminal

@@ -135,13 +135,15 @@ def _run_air(parser: Parser) -> None:
 
 
 def _export(parser: Parser) -> None:
-    parser.add_argument("program", help="a .pt2 file of torch.export.save")
-    parser.add_argument("-o", "--output", default="", help="the file to write, `<program>.air`")
+    files = "a .pt2 file of torch.export.save, or a graph file (.air, .om, .pb, .py, .txt)"
+    parser.add_argument("program", help=files)
+    kinds = "the file to write, `<program>.air`; a .om file is for viewers as Netron"
+    parser.add_argument("-o", "--output", default="", help=kinds)
     parser.add_argument("--trust", action="store_true", help=_TRUST)
 
 
 def _package(parser: Parser) -> None:
-    names = "processors to make code for; x86-64-v4 may have +avx512vnni and +avx512bf16"
+    names = "processors to make code for, as x86-64-v3 or x86-64-v4+avx512bf16"
     parser.add_argument("model", help="a .pt2 file of torch.export.save, or a .air file")
     parser.add_argument("-o", "--output", required=True, help="the file to write")
     parser.add_argument("--cpu", type=_names, metavar="NAMES", help=names)
@@ -214,7 +216,9 @@ COMMANDS = {
     ),
     "run-air": Command("run a model file on arrays", "torchair.cli.run_air:run_air", _run_air),
     "export": Command(
-        "write a program of torch.export as a model file", f"{_FILES}:export", _export
+        "write a program of torch.export, or a graph file, as a model file",
+        f"{_FILES}:export",
+        _export,
     ),
     "package": Command(
         "write a model with machine code for many processors", f"{_FILES}:package", _package

@@ -18,7 +18,7 @@ from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_
 from torchair.errors import CommandError
 from torchair.operators import infer
 from torchair.process import Steps
-from torchair.serde import read_graph
+from torchair.serde import read_graph, write_graph
 from torchair.tools import compare_dumps
 from torchair.verification import card, roofline
 
@@ -115,8 +115,12 @@ def check(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """`torchair export`: write a program of `torch.export` as a model file."""
-    target = Path(options.output or Path(options.program).with_suffix(".air"))
+    """`torchair export`: write a program of `torch.export`, or a graph file, as a model file."""
+    source = Path(options.program)
+    target = Path(options.output or source.with_suffix(".air"))
+    if source.suffix != ".pt2":
+        print(write_graph(read_graph(source, infer), target, target.suffix.removeprefix(".")))
+        return 0
     print(write_program(read_program(options.program, options.trust), target))
     return 0
 

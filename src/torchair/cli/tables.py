@@ -12,6 +12,7 @@ from torchair.codegen.numbers import Element
 from torchair.configs.compiler_config import OPTION_ALIASES, OPTIONS, CompilerConfig, public_path
 from torchair.convert.registry import TableLine, lines
 from torchair.emulate import launcher
+from torchair.engine.optimize.rules import TAKEN_APART
 from torchair.errors import did_you_mean
 from torchair.npu_page import npu_page
 from torchair.operators import Trait, row_of
@@ -55,17 +56,20 @@ def _cells(x: TableLine) -> tuple[str, ...]:
 
 
 def _kernels(operators: Sequence[str]) -> tuple[str, str]:
-    """Whose kernels GE operators have, and the types that all native ones take, by their rows."""
+    """Whose kernels GE operators have, and the types that all native ones take, by their rows.
+    What a rule takes apart becomes operators with native ones."""
     known = [row for row in map(row_of, operators) if row is not None]
     rows = [row for row in known if not row.has(Trait.CONSTANT | Trait.VIEW)]
     rows = [row for row in rows if row.type not in _BESIDE] or rows
     native = [row for row in rows if row.is_native]
     types = ANY.intersection(*(row.types for row in native)) if native else frozenset[Element]()
     said = TYPES.get(types, " ".join(sorted(types)))
-    by_torch = [row.type for row in rows if not row.is_native]
-    if native and by_torch:
+    others = [row.type for row in rows if not row.is_native]
+    by_torch = [name for name in others if name not in TAKEN_APART]
+    some = bool(native) or len(by_torch) < len(others)
+    if some and by_torch:
         return f"native, torch: {' '.join(by_torch)}", said
-    return ("native" if native else "torch" if by_torch else "view" if known else "-"), said
+    return ("native" if some else "torch" if by_torch else "view" if known else "-"), said
 
 
 def _parts(pattern: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from torchair.engine.run.packaged import Code, CodeError, PackagedTarget
+from torchair.engine.packaged import Code, CodeError, PackagedTarget
 from torchair.errors import InputError, SerializationError
 from torchair.log import logger, warn_once
 from torchair.serde.air import is_signed, read_code

@@ -10,7 +10,6 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
@@ -23,6 +22,7 @@ from torchair.deploy.homes import Home, ModelState, Roots, SharedMemory, homes_o
 from torchair.deploy.trees import CallShape, only, result_of
 from torchair.engine.run.native import DirectProgram
 from torchair.errors import GraphError, InputError
+from torchair.locks import RLock
 from torchair.log import warn_once
 from torchair.trace import start_debug_log
 

@@ -26,6 +26,7 @@ from torchair.deploy.package import FileArgument, NotNested, Package, outline
 from torchair.deploy.trees import CallShape, result_of
 from torchair.errors import GraphError, SerializationError
 from torchair.log import logger
+from torchair.serde import write_graph
 from torchair.serde.air import write_air
 from torchair.store import FilePath, private_dir
 
@@ -159,7 +160,8 @@ def compile_program(
 def write_program(
     program: ExportedProgram, path: FilePath, config: CompilerConfig | None = None
 ) -> Path:
-    """Write an exported program as a `.air` file, which `torchair.load` reads."""
+    """Write an exported program as a `.air` file, which `torchair.load` reads, or for viewers as a
+    `.om` file."""
     config = CompilerConfig() if config is None else config
     config.experimental_config.enable_ref_data = True
     config.experimental_config.keep_inference_input_mutations = True
@@ -188,6 +190,8 @@ def write_program(
     guards = _file_guards(made.contract, traced) | {"paths": [list(p) for p in paths]}
     guards["example"] = [list(t.shape) for t in tensors]
     package.finish(arguments, {}, _nesting(traced), guards)
+    if path.suffix == ".om":
+        return write_graph(package.graph, path, "om")
     return write_air(package.graph, path)
 
 

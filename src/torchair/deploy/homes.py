@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchair.deploy.guards import Expected
+from torchair.engine.plan.records import picker
 from torchair.engine.run.held import DictEntry, native_gate
-from torchair.engine.run.native import picker
 from torchair.errors import InputError
 
 Via = tuple[tuple[str, DictEntry], ...]

@@ -20,7 +20,7 @@ from torchair.deploy.compiled import is_exported
 from torchair.deploy.guards import Condition, Expected, Guards
 from torchair.deploy.load import Loaded, is_archive, load_air
 from torchair.engine.options import EngineOptions
-from torchair.engine.run.packaged import Code, RecordingTarget, processor_named, ptx_of
+from torchair.engine.packaged import Code, RecordingTarget, processor_named, ptx_of
 from torchair.errors import GraphError, SerializationError
 from torchair.log import logger
 from torchair.serde.air import add_code

@@ -20,7 +20,6 @@ from enum import Enum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from threading import Lock
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +31,12 @@ from torchair.deploy.compiled import Version
 from torchair.deploy.guards import Expected, Guards, Traced
 from torchair.deploy.homes import Home, HomeWalk, Roots, homes_of, roots_of
 from torchair.deploy.trees import CallShape, spec_of
+from torchair.engine.plan.records import picker
 from torchair.engine.run.held import Held
-from torchair.engine.run.native import DirectProgram, ProgramPool, picker
+from torchair.engine.run.native import DirectProgram, ProgramPool
 from torchair.engine.run.recipe import Stored, plan_of
 from torchair.flags import Flags, poisoning
+from torchair.locks import Lock
 from torchair.log import EVENT_LEVEL, logger
 from torchair.runner import GmRunner
 from torchair.store import atomic_write, private_dir

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from torchair.fallbacks import Fallback, note
 from torchair.fx.source import last_frame, model_name, module_path
 from torchair.ge.graph import Node, topological
 from torchair.ge.rewrite import line_of
+from torchair.locks import Lock
 from torchair.process import LoadMeter
 from torchair.runner import Compilation, GmRunner
 from torchair.store import atomic_write

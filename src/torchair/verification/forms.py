@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from torchair.devices.base import GraphCall, StepWatcher
 from torchair.devices.hosted import host_memory
-from torchair.engine.inputs import input_reader, result_builder
+from torchair.engine.plan.inputs import input_reader, result_builder
 from torchair.engine.plan.records import Step
 from torchair.engine.run.executor import Run
 from torchair.ge.graph import Value, topological
