@@ -359,7 +359,7 @@ def test_operands_that_are_joined_or_padded_in_pieces(dynamic: bool) -> None:
         padded = F.pad(x, (0, 0, 40, 24), value=3.0) + 1
         return along, inside, padded, torch.cat((x, y), 1).sum(2)
 
-    call = compiled(model, dynamic)
+    call = compiled(model, dynamic=dynamic)
     for rows in (32, 70, 70, 33) if dynamic else (32,):
         x, y = torch.randn(3, rows, 64), torch.randn(3, rows, 64)
         for ours, eager in zip(call(x, y), model(x, y), strict=True):

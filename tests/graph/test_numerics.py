@@ -18,6 +18,8 @@ import torchair
 from torchair.convert.exact import keeps_bits
 from torchair.verification.judge import same_bits
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")  # each test compiles the same forward
+
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
 

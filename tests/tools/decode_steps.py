@@ -43,7 +43,9 @@ def main() -> None:
 
         def watched(timeline, plan, types=types):
             assert not plan.write_backs, "a cache is copied"
-            assert "copy" not in {step.kind for step in plan.steps}, "a cache is copied"
+            copied = [step.args[0] for step in plan.steps if step.kind == "copy"]
+            kinds = {plan.place(slot)[0].kind for slot in copied}
+            assert not kinds & {"input", "tied"}, "a cache is copied"
             made = Watched(*types)
             made.recorder = recorder(timeline, plan)
             return made(plan)
