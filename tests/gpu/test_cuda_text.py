@@ -323,7 +323,8 @@ def test_launches_of_a_model(name: str) -> None:
     for node in session.graph.nodes:  # as if the model were on a GPU
         for value in node.outputs:
             value.device_type = "NPU"
-    made = dry_run(session.graph, HOPPER, session._state.assigned, frozen=session.units.frozen)
+    assigned = session.loaded.state.assigned
+    made = dry_run(session.graph, HOPPER, assigned, frozen=session.units.frozen)
     assert not [s for s in made.plan.steps if s.native is None and s.kind != "view"]
     for launch in {e.name: b for b in made.launches for e in [bundle_entry(b, HOPPER)]}.values():
         assert ".local" not in made.ptx(launch)

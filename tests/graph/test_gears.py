@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 import torchair
 from torchair import process
 from torchair.concrete.ge import GeConcreteGraph
-from torchair.engine.session import TorchNpuGraph
+from torchair.engine.session.edition import Edition
 from torchair.errors import InputError
 from torchair.fx.gears import combinations
 from torchair.inference import set_dim_gears
@@ -31,13 +31,13 @@ class Net(nn.Module):
 @pytest.fixture
 def plans(monkeypatch):
     """Sizes of the varying inputs of every plan that is made."""
-    made, make = [], TorchNpuGraph._pool
+    made, make = [], Edition._pool
 
-    def watched(session, key, inputs):
+    def watched(edition, key, inputs):
         made.append([tuple(t.shape) for t in inputs if t.dim()])
-        return make(session, key, inputs)
+        return make(edition, key, inputs)
 
-    monkeypatch.setattr(TorchNpuGraph, "_pool", watched)
+    monkeypatch.setattr(Edition, "_pool", watched)
     torch._dynamo.reset()
     counters.clear()
     return made

@@ -338,8 +338,9 @@ def test_only_the_last_size_has_guards():
     session = sum_of_two()
     for n in (3, 5, 5, 5, 7, 7, 7, 5, 5):
         session.run([noise(n, 4), noise(n, 4)])
-    assert len(session._plans) == 3
-    assert [p for p in session._plans.values() if p.guards is not None] == [session._latest]
+    plans = session.current.plans
+    assert len(plans) == 3
+    assert [p for p in plans if p.guards is not None] == [plans.latest]
 
 
 def test_tensors_that_grow_together_and_then_do_not():

@@ -147,7 +147,7 @@ def nothing_found() -> Iterator[None]:
 
     def compiled(self: TorchNpuGraph, inputs: Any = None) -> None:
         compile_graph(self, inputs)
-        assert check_graph(self.graph, self._state.assigned) == []
+        assert check_graph(self.graph, self.loaded.state.assigned) == []
 
     def planned(self: GraphCompiler, *args: Any) -> Any:
         plan = plan_graph(self, *args)

@@ -296,7 +296,7 @@ def capture() -> Iterator[list[Captured]]:
     real: Callable[..., None] = TorchNpuGraph.compile
 
     def compile(self: TorchNpuGraph, inputs: Any = None) -> None:
-        if self._compiler is None and inputs is not None:
+        if not self.is_compiled and inputs is not None:
             found.append(Captured(self, [twin(t.detach()) for t in inputs]))
         real(self, inputs)
 

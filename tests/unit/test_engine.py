@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-import torchair.engine.session as engine_session
+import torchair.engine.session.plans as session_plans
 from torchair import ge
 from torchair.engine.optimize.passes import ENGINE_PASSES, GE_PASSES, GraphState
 from torchair.engine.optimize.passes.ordering import choose_order
@@ -245,7 +245,7 @@ def test_dynamic_session_plans_per_size_and_keeps_a_few(monkeypatch):
         t = torch.randn(size, 4)
         torch.testing.assert_close(s.run([t])[0], t.reshape(-1, 2) + size)
     assert s.summary().plans == 3
-    monkeypatch.setattr(engine_session, "_PLAN_BYTES", 20 * WEIGHT)
+    monkeypatch.setattr(session_plans, "_PLAN_BYTES", 20 * WEIGHT)
     for size in range(1, 40):
         s.run([torch.randn(size, 4)])
     assert s.summary().plans == 20

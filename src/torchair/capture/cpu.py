@@ -20,6 +20,7 @@ from torchair.engine.plan.records import picker
 from torchair.engine.run.fixed import Placed
 from torchair.engine.run.held import Held
 from torchair.engine.run.native import same_as
+from torchair.engine.session.recording import Recording
 from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, ResultView
 from torchair.locks import Lock
 
@@ -51,7 +52,7 @@ class EngineRecording(base.Recording):
         inputs = graph.collect(args)
         graph.compile(inputs)
         kept = () if request.options.clone_input else request.kinds.users
-        graph.session.planned(inputs, copied=bool(kept))
+        graph.session.recording(inputs).planned(copied=bool(kept))
         self._buffers = {i: args[i] for i in kept}
         self._args: Sequence[Any] = ()
         self._results: tuple[Any, ...] = ()
@@ -97,8 +98,8 @@ class FixedRecording(base.PooledRecording):
             self._block = pool.take(size, options.reuse, fixed)
             return self._block.memory[:size]
 
-        self._session = graph.session.edition_for(inputs)
-        self._program = self._session.fix(inputs, memory)
+        self._edition = graph.session.edition_for(inputs)
+        self._program = Recording(self._edition, inputs).fix(memory)
         self._hold(len(args))
         self._sizes = [
             args[a] if dim is None else args[a].shape[dim]
@@ -131,7 +132,7 @@ class FixedRecording(base.PooledRecording):
 
     def _hold(self, count: int) -> None:
         """Remember the weights that were packed, among so many arguments."""
-        self._packed = packed = self._session.held
+        self._packed = packed = self._edition.held
         if packed is not None:
             place = {k: self._graph.state.inputs[k].args[0] for k in packed.tensors}
             tensors = {place[k]: t for k, t in packed.tensors.items()}
@@ -143,9 +144,9 @@ class FixedRecording(base.PooledRecording):
         before = self._packed
         assert before is not None
         before.add_hits(self.held.hits)
-        session = self._graph.session.edition_for(self._graph.collect(args))
-        now = session.held
-        if session is not self._session or now is None:
+        edition = self._graph.session.edition_for(self._graph.collect(args))
+        now = edition.held
+        if edition is not self._edition or now is None:
             return False
         if now is not before:
             self._hold(len(args))
@@ -215,7 +216,7 @@ class FixedRecording(base.PooledRecording):
             return self.call(args, hold)
         self.feed(args)
         with torch.no_grad():
-            self._program.put(self._session.run(self._graph.collect(args)))
+            self._program.put(self._graph.session.run(self._graph.collect(args)))
         self._forget()
         self.write_back(args)
         return self.results(args, hold)

@@ -177,7 +177,7 @@ def plan_ahead(call: GraphCall, inputs: Sequence[torch.Tensor], gears: Sequence[
             bar.next(", ".join(f"{name} = {size}" for name, size in sizes.items()))
             wanted = _inputs(call, inputs, sizes)
             if wanted is not None:
-                call.session.plan_ahead(wanted)
+                call.session.edition_for(wanted).plan_ahead(wanted)
                 made += 1
     logger.info("graph %s: %s gears planned ahead", call.graph.name, made)
 

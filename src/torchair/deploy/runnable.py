@@ -84,13 +84,13 @@ class Runnable:
         """Plan and compile kernels for arguments like these without running anything."""
         inputs = self.call.collect((*args, *self._bound))
         self.call.compile(inputs)
-        self.call.session.planned(inputs)
+        self.call.session.recording(inputs).planned()
 
     def generate(self, args: Sequence[Any]) -> None:
         """Have the target make the kernels for arguments like these."""
         inputs = self.call.collect((*args, *self._bound))
         self.call.compile(inputs)
-        self.call.session.generate(inputs)
+        self.call.session.edition_for(inputs).generate(inputs)
 
 
 class _Call(GraphCall):

@@ -15,6 +15,7 @@ from torchair.deploy.stored import PLAIN, Artifact, NotStored, arguments_of, num
 from torchair.deploy.trees import CallShape, spec_text
 from torchair.devices.base import GraphCall, engine_graph
 from torchair.engine.run.recipe import recipe_of
+from torchair.engine.session.recording import native_plan
 from torchair.errors import SerializationError
 from torchair.operators import infer
 from torchair.serde import canonical_text, from_bytes, same_graph, to_bytes
@@ -77,7 +78,7 @@ def finish(made: Artifact, traced: Traced) -> None:
 
 
 def _recipe_of(call: GraphCall) -> dict[str, Any] | None:
-    found = call.session.native_plan() if call.plain else None
+    found = native_plan(call.session.current) if call.plain else None
     data = None if found is None else recipe_of(*found)
     return None if data is None else {"taken": call.taken, "order": call.order, "plan": data}
 

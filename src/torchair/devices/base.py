@@ -23,6 +23,7 @@ from torchair.engine.run.executor import Program, Run
 from torchair.engine.run.held import Held
 from torchair.engine.run.native import DirectProgram
 from torchair.engine.session import TorchNpuGraph
+from torchair.engine.session.recording import direct_program
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import Computed, Signature, computed
@@ -195,13 +196,13 @@ class GraphCall:
         """Make everything that a run needs, so that it runs operators only."""
         inputs = self.collect(args)
         self.compile(inputs)
-        self.session.prepare(inputs)
+        self.session.recording(inputs).prepare()
 
     def once(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], Program]:
         """Run it with a program made for this run: what a device records."""
         inputs = self.collect(args)
         self.compile(inputs)
-        outputs, program = self.session.once(inputs)
+        outputs, program = self.session.recording(inputs).once()
         return self.build_results(outputs, args), program
 
     @property
@@ -222,7 +223,7 @@ class GraphCall:
 
     def direct(self, inputs: Sequence[torch.Tensor]) -> tuple[DirectProgram, Held | None] | None:
         """A program that Python enters in one call, where there is one."""
-        return self.session.direct(inputs)
+        return direct_program(self.session.edition_for(inputs), inputs)
 
     @property
     def convention(self) -> Convention:

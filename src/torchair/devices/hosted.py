@@ -20,15 +20,14 @@ from torch import fx
 
 from torchair.engine.optimize.passes.ordering import draws
 from torchair.engine.plan.records import picker
-from torchair.engine.run.fixed import FixedProgram
 from torchair.engine.run.native import same_as
 from torchair.engine.session import TorchNpuGraph
+from torchair.engine.session.edition import Edition
 from torchair.ge import attr
 from torchair.ge.graph import Graph
 from torchair.ge.prototypes import TORCH_CALLS
 
 Caller = Callable[[Sequence[Any]], Any]
-Memory = Callable[[int], torch.Tensor]
 Tensors = Sequence[torch.Tensor]
 Assigned = Sequence[torch.Tensor | None]
 
@@ -104,10 +103,7 @@ class HostedGraph(TorchNpuGraph):
         """`places` are the numbers of the devices of the outputs, None for the host."""
         super().__init__(name)
         self._host = host
-        self._wraps = [(k, place) for k, place in enumerate(places) if place is not None]
-        self._aliases = Arguments(host)
-        self._rows: Any = None
-        self._before: Any = None
+        self._places = places
         self._draws = False
 
     def load(self, graph: Graph, *args: Any, **kwargs: Any) -> None:
@@ -119,17 +115,36 @@ class HostedGraph(TorchNpuGraph):
             if isinstance(value, fx.GraphModule):
                 graph.objects[key] = on_host(value)
         super().load(graph, *args, **kwargs)
-        self._aliases = self._new_aliases()
         self._draws = any(draws(node) for node in graph.nodes)
 
+    def _new_edition(self) -> Edition:
+        return HostedEdition(super()._new_edition(), self._host, self._places, self._draws)
+
+
+class HostedEdition(Edition):
+    """Such a graph with one set of weights."""
+
+    as_given = False
+
+    def __init__(
+        self, plain: Edition, host: HostMemory, places: Sequence[int | None], draws: bool
+    ) -> None:
+        """`places` are those of the outputs; the graph `draws` random numbers."""
+        super().__init__(plain.loaded, plain.compiler, plain.trace, plain.watch)
+        self._host, self._draws = host, draws
+        self._wraps = [(k, place) for k, place in enumerate(places) if place is not None]
+        self._aliases = self._new_aliases()
+        self._rows: Any = None
+        self._before: Any = None
+
     def _new_aliases(self) -> Arguments:
-        still = [k for k, source in enumerate(self._state.inputs) if source.static]
+        still = [k for k, source in enumerate(self.loaded.state.inputs) if source.static]
         return Arguments(self._host, still)
 
-    def another(self) -> HostedGraph:
+    def another(self) -> HostedEdition:
         """The same graph, without weights so far."""
         made = super().another()
-        assert isinstance(made, HostedGraph)
+        assert isinstance(made, HostedEdition)
         made._aliases = made._new_aliases()
         return made
 
@@ -137,17 +152,14 @@ class HostedGraph(TorchNpuGraph):
         found = super()._weights(inputs)
         return dict(zip(found, aliased(self._host, list(found.values()), keep=True), strict=True))
 
-    def seen(self, inputs: Tensors) -> Sequence[torch.Tensor]:
+    def seen(self, inputs: Tensors, keep: bool = False) -> Sequence[torch.Tensor]:
         """Inputs as tensors of the host."""
-        return self._aliases(inputs)
+        return aliased(self._host, inputs, keep=True) if keep else self._aliases(inputs)
 
-    def fix(self, inputs: Tensors, memory: Memory) -> FixedProgram:
-        """A program over given memory, for capture."""
-        return super().fix(aliased(self._host, inputs, keep=True), memory)
-
-    def _run(
-        self, inputs: Tensors, assigned: Assigned, profiled: bool = False
+    def run(
+        self, inputs: Tensors, assigned: Assigned = (), profiled: bool = False
     ) -> list[torch.Tensor]:
+        """Outputs on the device, drawn from its generator."""
         if not self._draws:
             return self._run_aliased(inputs, assigned, profiled)
         places = [t.get_device() for t in inputs if not t.is_cpu] + [p for _, p in self._wraps]
@@ -160,13 +172,13 @@ class HostedGraph(TorchNpuGraph):
         rows = self._host.rows
         if rows is not self._rows:
             self._show(rows)
-        pool = self._latest
+        pool = self.plans.latest
         guards = getattr(pool, _GUARDS, None)
-        if guards is not None and not profiled and guards.check(*self._pick(inputs)):
+        if guards is not None and not profiled and guards.check(*self.plans.pick(inputs)):
             outputs = pool.run(inputs)  # type: ignore[union-attr]
         else:
             aliases = self._aliases(inputs)
-            outputs = super()._run(aliases, assigned, profiled)
+            outputs = super().run(aliases, assigned, profiled)
             self._remember(inputs)
             back = {id(a): t for a, t in zip(aliases, inputs, strict=True)}
             outputs = [back.get(id(t), t) for t in outputs]
@@ -177,20 +189,19 @@ class HostedGraph(TorchNpuGraph):
 
     def _show(self, rows: Any) -> None:
         """Let a profiler look on from now on, or no longer; programs are bound anew for that."""
-        with self._lock:
+        with self.lock:
             if self._rows is None:
                 self._before = self.watch
             self._rows = rows
             device = self._wraps[0][1] if self._wraps else 0
             self.watch = self._before if rows is None else rows.watch(self.name, device)
-            self._plans.clear()
-            self._latest = None
+            self.plans.clear()
 
     def _remember(self, inputs: Tensors) -> None:
         """Take inputs like these as they are the next time, if only addresses are read."""
-        pool = self._latest
+        pool = self.plans.latest
         if pool is not None and pool.native and pool.guards is not None:
-            setattr(pool, _GUARDS, same_as(self._pick(inputs)))
+            setattr(pool, _GUARDS, same_as(self.plans.pick(inputs)))
 
 
 @contextmanager

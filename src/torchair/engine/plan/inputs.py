@@ -118,6 +118,20 @@ def fits(dims: Sequence[int], shape: Shape) -> bool:
     return len(dims) == len(shape) and all(same)
 
 
+def check_hints(data: Sequence[Value], hints: Sequence[Sequence[int]]) -> None:
+    """InputError where dims that inputs are said to have do not fit the graph."""
+    if len(hints) != len(data):
+        raise InputError(
+            "wrong number of hint shapes", expected=str(len(data)), got=str(len(hints))
+        )
+    for i, (value, dims) in enumerate(zip(data, hints, strict=True)):
+        if value.shape is not None and not fits(dims, value.shape):
+            raise InputError(
+                "a hint shape does not fit the graph", index=i, name=value.node.name,
+                expected=on_wire(value.shape), got=list(dims),
+            )  # fmt: skip
+
+
 def check_outputs(outputs: Sequence[Value], expected: Sequence[Sequence[int]]) -> None:
     """GraphError where outputs are not what the caller was told to expect, if it was told."""
     if not expected:

@@ -1,0 +1,225 @@
+"""A graph that is compiled for one set of weights: it makes plans and runs them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from torchair.codegen.target import Target
+from torchair.engine.compile import Bound, GraphCompiler
+from torchair.engine.inspect.dump import GraphDump
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.options import EngineOptions
+from torchair.engine.plan.family import Member
+from torchair.engine.plan.planner import Layout
+from torchair.engine.plan.records import Plan
+from torchair.engine.run.held import Held
+from torchair.engine.run.lanes import Watch
+from torchair.engine.run.native import ProgramPool
+from torchair.engine.run.trial import call_of
+from torchair.engine.session.inspection import with_rows
+from torchair.engine.session.plans import PlanCache, Pool
+from torchair.engine.session.user_memory import UserMemory
+from torchair.engine.session.weights import weights_to_pack
+from torchair.engine.units.native_units import NativeUnits
+from torchair.errors import InputError
+from torchair.ge.graph import Graph
+from torchair.locks import Lock
+from torchair.trace import Trace
+
+
+@dataclass
+class Loaded:
+    """A graph as it was handed to the engine, the same for all weights."""
+
+    name: str
+    graph: Graph
+    state: GraphState
+    options: EngineOptions
+    layouts: Sequence[Layout | None]
+    device: str
+    target: Target | None = None  # who makes kernels, if not the one of the device
+    finished: bool = False  # it has been compiled before
+    dump: GraphDump | None = None  # who runs it instead, to dump its data
+    memory: UserMemory | None = None
+
+
+class Edition:
+    """One set of weights, and the plans that were made with them."""
+
+    as_given = True
+    """Whether programs take the tensors of a call as they are."""
+
+    def __init__(
+        self, loaded: Loaded, compiler: GraphCompiler, trace: Trace, watch: Watch | None
+    ) -> None:
+        """`watch` looks on while programs run."""
+        self.name = loaded.name
+        self.loaded, self.compiler, self.trace, self.watch = loaded, compiler, trace, watch
+        self.held: Held | None = None  # weights that were packed, if any
+        self.profiled: WeakKeyDictionary[Pool, Pool] = WeakKeyDictionary()  # programs for profiles
+        self.lock = Lock()
+
+    # ---- weights ----
+
+    def take(self, inputs: Sequence[torch.Tensor] | None, frozen: bool) -> None:
+        """Begin anew with the weights among these inputs, packed if they are to be `frozen`."""
+        compiler = copy.copy(self.compiler)
+        weights = self._weights(inputs) if frozen and inputs is not None else {}
+        compiler.fuse(weights)
+        self.inputs, self.plans = compiler.inputs, PlanCache(compiler.inputs)
+        self.held = None
+        if compiler.units is not None and weights:
+            assert inputs is not None
+            self.held = Held({i: inputs[i] for i in weights}, len(inputs))
+        self.compiler = compiler
+
+    def _weights(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        loaded = self.loaded
+        return weights_to_pack(loaded.graph, loaded.state, inputs, loaded.options.frozen)
+
+    def another(self) -> Edition:
+        """The same graph, without weights so far."""
+        made = copy.copy(self)
+        made.lock = Lock()
+        return made
+
+    def repack(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Pack the weights again, which are where they were."""
+        assert self.units is not None and self.held is not None
+        held = Held({i: inputs[i] for i in self.held.tensors}, len(inputs), self.held.copied)
+        if not self.units.repack():
+            self.take(inputs, True)
+            return
+        self.held = held
+
+    @property
+    def units(self) -> NativeUnits | None:
+        """The fused units of the graph, None where there is no native code."""
+        return self.compiler.units
+
+    # ---- plans ----
+
+    def find(self, inputs: Sequence[torch.Tensor]) -> Pool | GraphDump:
+        """The plan for inputs like these, made now if need be; or what dumps the graph."""
+        self.inputs.check(inputs)
+        if self.loaded.dump is not None:
+            self.inputs.facts(inputs)  # checks dims that vary
+            return self.loaded.dump
+        key = self.inputs.reader(inputs)
+        pool = self.plans.get(key, inputs)
+        if pool is None:
+            pool = self._pool(key, inputs)
+        self.plans.use(pool)
+        return pool
+
+    def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> Pool:
+        pool = self.made(inputs, key, partial(self.compiler.bind, watch=self.watch))
+        if self.loaded.memory is not None:
+            self.loaded.memory.put(pool)
+        self.plans.add(key, pool)
+        return pool
+
+    def made(
+        self,
+        inputs: Sequence[torch.Tensor],
+        given: Sequence[int],
+        bind: Callable[[Plan | Member], Bound],
+    ) -> Bound:
+        """A program for inputs like these, and a note of the weights that it has copies of."""
+        with self.trace.within():
+            made = self.compiler.program(inputs, given, bind)
+        if self.held is not None and self.units is not None:
+            copied, data = self.units.copied, self.inputs.data
+            self.held.note_copies([i for i in self.held.tensors if data[i] in copied])
+        return made
+
+    def plan_ahead(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Have a plan for inputs like these, compiled and bound, before they come."""
+        pool = self.find(inputs)
+        if not isinstance(pool, GraphDump):
+            pool.prepare()
+
+    def generate(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Have the target make the kernels for inputs like these, of which nothing is run here."""
+        self.made(inputs, self.inputs.reader(inputs), lambda plan: None)
+
+    def last_plan(self) -> Plan | None:
+        """The plan made or used last. Where nothing has run, that of a graph of fixed sizes for
+        contiguous inputs."""
+        pool = self.plans.last
+        if pool is not None:
+            return pool.plan
+        if self.inputs.dynamic or self.inputs.by_value:
+            return None
+        return self.compiler.planner.plan([v.fact for v in self.inputs.data])
+
+    # ---- runs ----
+
+    def seen(
+        self, inputs: Sequence[torch.Tensor], keep: bool = False
+    ) -> Sequence[torch.Tensor]:
+        """The inputs of a call as plans are made for them; `keep` is for programs that hold them
+        longer than a call."""
+        return inputs
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        assigned: Sequence[torch.Tensor | None] = (),
+        profiled: bool = False,
+    ) -> list[torch.Tensor]:
+        """Outputs of the graph, put into `assigned` ones; `profiled` shows each kernel."""
+        plans = self.plans
+        pool: Pool | GraphDump | None = plans.latest
+        guards = None if pool is None else pool.guards
+        if pool is None or guards is None or not guards.check(*plans.pick(inputs)):
+            pool = self.find(inputs)
+        if profiled and not isinstance(pool, GraphDump):
+            pool = with_rows(self, pool)
+        if pool.native:
+            outputs = pool.run(inputs)
+        else:
+            grad = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            try:
+                outputs = pool.run(inputs)
+            finally:
+                torch._C._set_grad_enabled(grad)
+        return _put(outputs, assigned) if assigned else outputs
+
+    # ---- tuning ----
+
+    def alone(self, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
+        """A call for inputs like these, on copies of what it updates; None where what runs may have
+        effects. A GPU replays it."""
+        pool, updated = self.find(self.seen(inputs)), set(self.loaded.state.assigned.values())
+        own = [t.clone() if i in updated else t for i, t in enumerate(inputs)]
+        return call_of(pool, own) if isinstance(pool, ProgramPool) else None
+
+    def untuned(self, inputs: Sequence[torch.Tensor]) -> Edition:
+        """The same graph and weights, with the kernels that rules make."""
+        made = self.another()
+        made.compiler = self.compiler.untuned()
+        made.take(inputs, True)
+        return made
+
+
+def _put(
+    outputs: list[torch.Tensor], assigned: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """Outputs in the tensors that the caller wants them in, one for each output or None."""
+    if len(assigned) > len(outputs):
+        raise InputError(
+            "too many assigned outputs", expected=str(len(outputs)), got=str(len(assigned))
+        )
+    for i, target in enumerate(assigned):
+        if target is not None and target is not outputs[i]:
+            outputs[i] = target.copy_(outputs[i])
+    return outputs

@@ -1,0 +1,91 @@
+"""Memory that the user hands in: blocks of bytes for constants and intermediates."""
+
+from __future__ import annotations
+
+import torch
+
+from torchair.engine.plan.records import Plan, aligned
+from torchair.engine.run.memory import ARENA, laid_out
+from torchair.engine.run.native import ProgramPool
+from torchair.engine.session.plans import Pool
+from torchair.errors import InputError
+from torchair.locks import RLock
+from torchair.log import native_logger
+
+
+class UserMemory:
+    """Blocks of bytes that belong to the user. Calls that use them run one at a time."""
+
+    def __init__(self) -> None:
+        self.feature: torch.Tensor | None = None
+        self.lock = RLock()
+        self._constants: torch.Tensor | None = None
+        self._used = 0
+        self._moved: dict[tuple[int, torch.dtype, torch.Size], torch.Tensor] = {}
+
+    def take_feature(self, block: torch.Tensor, size: int, device: str) -> None:
+        """Use a block for intermediates from now on."""
+        self.feature = _bytes(block, size, device, "intermediates")
+
+    def take_constants(self, block: torch.Tensor, size: int, device: str) -> None:
+        """Use a block for the constants of plans that are made from now on."""
+        self._constants = _bytes(block, size, device, "constants")
+        self._used, self._moved = 0, {}
+
+    def place(self, slot: int, size: int) -> torch.Tensor | None:
+        """Memory for a program, as its plan asks for it."""
+        if slot != ARENA or self.feature is None or size > self.feature.numel():
+            return None
+        return self.feature[:size]
+
+    def put(self, pool: Pool) -> None:
+        """Let programs of a plan compute here."""
+        if isinstance(pool, ProgramPool):
+            self._move_constants(pool.plan)
+            pool.put(self.place)
+
+    def _move_constants(self, plan: Plan) -> None:
+        """Put the constants of a plan into the block, as far as there is room."""
+        if self._constants is None:
+            return
+        for slot, t in plan.constants.items():
+            plan.constants[slot] = self._at_home(t)
+
+    def _at_home(self, t: torch.Tensor) -> torch.Tensor:
+        key = (t.data_ptr(), t.dtype, t.shape)
+        found = self._moved.get(key)
+        assert self._constants is not None
+        if found is not None or str(t.device.type) != str(self._constants.device.type):
+            return t if found is None else found
+        size = aligned(t.numel() * t.element_size())
+        if not t.is_contiguous() or self._used + size > self._constants.numel():
+            native_logger.info("a constant of %s bytes stays outside of the block given", size)
+            return t
+        place = self._constants[self._used : self._used + size]
+        self._used += size
+        moved = laid_out(place, t.dtype, t.shape, t.stride()).copy_(t)
+        self._moved[key] = self._moved[(moved.data_ptr(), t.dtype, t.shape)] = moved
+        return moved
+
+
+def _bytes(block: torch.Tensor, size: int, device: str, use: str) -> torch.Tensor:
+    """A block as bytes that begin at a cache line; InputError if it is not large enough."""
+    wanted = torch.device(device)
+    if not isinstance(block, torch.Tensor) or not block.is_contiguous():
+        raise InputError(f"memory for {use} is a contiguous tensor", got=type(block).__name__)
+    if block.device.type != wanted.type:
+        raise InputError(
+            f"memory for {use} is on another device", expected=device, got=str(block.device)
+        )
+    whole = block.detach().view(-1).view(torch.uint8)
+    whole = whole[-whole.data_ptr() % 64 :]
+    if whole.numel() < size:
+        raise InputError(
+            f"memory for {use} is too small",
+            expected=f"{size} bytes after the first address that 64 divides",
+            got=f"{whole.numel()} bytes",
+            hint="summary() tells the sizes; ask for 64 bytes more to be sure of the begin",
+        )
+    return whole
+
+
