@@ -17,7 +17,7 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._dynamo.guards import GuardBuilder, get_verbose_code_parts
 from torch._dynamo.source import SubclassAttrListSource
-from torch._functorch.partitioners import default_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import Guard, TracingContext, detect_fake_mode
 from torch._prims_common import get_computation_dtype
 from torch._subclasses.fake_tensor import FakeTensor
@@ -26,15 +26,16 @@ from torchair.locks import RLock, in_child
 
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-    """Forward and backward graph. Without help torch keeps an operator of ours that has an effect,
-    such as a print, in both: it belongs where it was traced."""
+    """Forward and backward graph. Cheap values are computed again in the backward where that saves
+    memory and its traffic, as a minimum cut decides. Without help torch keeps an operator of ours
+    that has an effect, such as a print, in both: it belongs where it was traced."""
     for node in joint.graph.nodes:
         if _is_effect(node.target):
             backward = node.meta.get("partitioner_tag") == "is_backward"
             node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
         elif _draws_nothing(node):
             node.target = _Plain(node.target)
-    parts = default_partition(joint, inputs, **options)
+    parts = min_cut_rematerialization_partition(joint, inputs, **options)
     for node in (n for part in parts for n in part.graph.nodes):
         if isinstance(node.target, _Plain):
             node.target = node.target.op
@@ -238,8 +239,19 @@ def mend(gm: fx.GraphModule) -> None:
     mended: set[fx.Node] = set()
     tests = (_is_zero, _repeats, _sums_up, _lies_otherwise)
     for node in gm.graph.nodes:
+        _replace_fma(node)
         if _follows(node, mended) or any(test(node) for test in tests):
             mended.add(node)
+
+
+def _replace_fma(node: fx.Node) -> None:
+    """An operator of inductor that optimizers are traced with -> what it is made of in eager."""
+    if str(node.target) != "prims.fma.default":
+        return
+    a, b, c = node.args
+    tensor = isinstance(b, fx.Node)
+    node.target = torch.ops.aten.addcmul.default if tensor else torch.ops.aten.add.Tensor
+    node.args, node.kwargs = ((c, a, b), {}) if tensor else ((c, a), {"alpha": b})
 
 
 def _follows(node: fx.Node, mended: set[fx.Node]) -> bool:
