@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchair
+from generic_nodes import collect_generic_nodes
 from native_check import capture
 from tolerance import assert_close
+from torchair.fx import tracing
 
 BACKENDS = ("torchair", "npugraph_ex")
 
@@ -340,3 +342,40 @@ def test_gradients_of_parts_of_an_argument_that_repeats(backend: str) -> None:
 
     call = torch.compile(fn, backend=backend, dynamic=True)
     assert torch.equal(slopes(call), slopes(fn))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_backward_computes_cheap_values_again(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return ((x * 2 + 1).relu() * x.abs()).square().sum()
+
+    def saved() -> int:
+        torch._dynamo.reset()
+        found = torch.compile(loss, backend=backend)(x)
+        (mine,) = torch.autograd.grad(found, x, retain_graph=True)
+        torch.testing.assert_close(mine, *torch.autograd.grad(loss(x), x))
+        return sum(t.numel() for t in found.grad_fn.saved_tensors)
+
+    x = torch.randn(40, 33, requires_grad=True)
+    elsewhere = saved()
+    monkeypatch.setattr(tracing, "_is_on_npu", lambda joint: True)
+    assert elsewhere < saved()
+
+
+def test_an_optimizer_needs_no_kernels_of_torch() -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(7, 5), nn.Linear(7, 5)]
+    models[1].load_state_dict(models[0].state_dict())
+    steps = [torch.optim.AdamW(m.parameters(), lr=0.1).step for m in models]
+    steps[1] = torch.compile(steps[1], backend="torchair")
+    with collect_generic_nodes() as generic:
+        for _ in range(3):
+            for model, step in zip(models, steps, strict=True):
+                for k, p in enumerate(model.parameters()):
+                    p.grad = torch.full_like(p, 0.1 + k)
+                step()
+    assert not generic
+    for mine, theirs in zip(*(m.parameters() for m in models), strict=True):
+        torch.testing.assert_close(mine, theirs)

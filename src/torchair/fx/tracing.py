@@ -17,7 +17,7 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._dynamo.guards import GuardBuilder, get_verbose_code_parts
 from torch._dynamo.source import SubclassAttrListSource
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import Guard, TracingContext, detect_fake_mode
 from torch._prims_common import get_computation_dtype
 from torch._subclasses.fake_tensor import FakeTensor
@@ -26,20 +26,28 @@ from torchair.locks import RLock, in_child
 
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-    """Forward and backward graph. Cheap values are computed again in the backward where that saves
-    memory and its traffic, as a minimum cut decides. Without help torch keeps an operator of ours
-    that has an effect, such as a print, in both: it belongs where it was traced."""
+    """Forward and backward graph. On an NPU the backward reads all that it needs, as in the
+    original; elsewhere a minimum cut decides which cheap values it computes again. Without help
+    torch keeps an operator of ours that has an effect, such as a print, in both: it belongs where
+    it was traced."""
     for node in joint.graph.nodes:
         if _is_effect(node.target):
             backward = node.meta.get("partitioner_tag") == "is_backward"
             node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
         elif _draws_nothing(node):
             node.target = _Plain(node.target)
-    parts = min_cut_rematerialization_partition(joint, inputs, **options)
+    cut = default_partition if _is_on_npu(joint) else min_cut_rematerialization_partition
+    parts = cut(joint, inputs, **options)
     for node in (n for part in parts for n in part.graph.nodes):
         if isinstance(node.target, _Plain):
             node.target = node.target.op
     return parts
+
+
+def _is_on_npu(joint: fx.GraphModule) -> bool:
+    """Whether an argument of a graph is a tensor of an (emulated) NPU."""
+    given = (n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder"))
+    return any(isinstance(x, torch.Tensor) and x.device.type == "npu" for x in given)
 
 
 class _Plain:
