@@ -1,4 +1,4 @@
-"""Whole models on the CPU as ever and tuned: interleaved, with the seconds that tuning took.
+"""Whole models on the CPU with default kernels and tuned ones: interleaved, with the seconds that tuning took.
 
 Both are compiled with `frozen_parameter`. A second compilation then takes the results from the
 file, and must not measure anything.
@@ -29,7 +29,7 @@ from workloads import WORKLOADS, chosen
 
 @dataclass
 class Outcome:
-    """What one workload gave: seconds of a call as ever and tuned, and of tuning."""
+    """What one workload gave: seconds of a default and of a tuned call, and of tuning."""
 
     usual: float
     tuned: float
@@ -102,7 +102,7 @@ def contest(name: str, folder: Path, processor: bool) -> Outcome:
 
 def show(outcomes: dict[str, Outcome]) -> None:
     """One line for each workload, and the geometric mean."""
-    columns = ["", "as ever", "tuned", "gain", "tuning took", "kernels", "chosen", "again"]
+    columns = ["", "default", "tuned", "gain", "tuning took", "kernels", "chosen", "again"]
     shown = table(f"{torch.get_num_threads()} threads", columns)
     for name, o in outcomes.items():
         shown.add_row(
@@ -136,7 +136,7 @@ def main() -> None:
             console.print(f"{name}: {o.gain:.3f}x, tuning took {o.tuning:.1f} s")
             for f in o.found:
                 gain = f.usual / f.microseconds if f.microseconds else 1.0
-                console.print(f"  {f.about}: {f.way or 'as ever'}, {gain:.2f}x", style="dim")
+                console.print(f"  {f.about}: {f.way or 'default'}, {gain:.2f}x", style="dim")
             gc.collect()
     show(outcomes)
 

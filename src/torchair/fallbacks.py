@@ -32,8 +32,8 @@ class Fallback(Enum):
 
     CONVERTER = "converter", True, "a converter crashed: torch's kernel runs the operator"
     GENERIC_NODE = "generic_node", False, "an operator has no converter: torch's kernel runs it"
-    TRACING = "tracing", False, "torch traces a graph wrongly: it runs as torch has it"
-    SHAPE_FORMULA = "shape_formula", False, "no formula tells the dims of an operator"
+    TRACING = "tracing", False, "torch traces an operator wrongly: torch's kernel runs it"
+    SHAPE_FORMULA = "shape_formula", False, "an operator has no shape formula"
     FX_PASS = "fx_pass", True, "a pass crashed: it is undone"
     CONSTANT_FOLDING = "constant_folding", True, "a constant could not be computed ahead"
     REFUSED_CONSTANT = "refused_constant", False, "an operator refuses constants: so it will later"
@@ -113,7 +113,7 @@ def note(kind: Fallback, what: str, error: BaseException | None = None) -> None:
         ) from error  # fmt: skip
     logger.warning("%s", record, exc_info=error)
     warn_once(
-        f"{record}. Results are right and may be slower: {kind.lost}. Others are not told: "
+        f"{record}. Results are right and may be slower: {kind.lost}. Later fallbacks do not warn: "
         "torchair.explain(model)(...) lists them, torch._dynamo.utils.counters['torchair'] counts "
         "them, torchair.logger shows them at level WARNING, config.debug.strict makes them errors",
         stacklevel=3, key="fallback",

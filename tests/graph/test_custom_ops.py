@@ -179,7 +179,7 @@ def test_several_updates_and_results(lib):
         return y + 1, y * 3
 
     try:
-        with pytest.raises(Exception, match="the catalogue has no operator 'Several'"):
+        with pytest.raises(Exception, match="the operator table has no operator 'Several'"):
             check(fn)
         ge.register_kernel("Several", None, ge_kernel, updates=["x", "zs"])
         assert "Several" in check(fn)

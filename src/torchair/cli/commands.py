@@ -90,18 +90,18 @@ def _add_program(parser: Parser, what: str = "Python program") -> None:
 
 
 def _trace(parser: Parser) -> None:
-    parser.add_argument("-o", "--output", default="timeline", help="folder, `timeline`")
+    parser.add_argument("-o", "--output", default="timeline", help="output folder (default: timeline)")
     _add_program(parser)
 
 
 def _verify(parser: Parser) -> None:
     parser.add_argument("-o", "--output", default="torchair_verify", help="folder for findings")
-    parser.add_argument("--every-node", action="store_true", help="even where results are right")
+    parser.add_argument("--every-node", action="store_true", help="check every node, not only wrong graphs")
     _add_program(parser)
 
 
 def _report(parser: Parser) -> None:
-    parser.add_argument("-o", "--output", default="report.html", help="file, `report.html`")
+    parser.add_argument("-o", "--output", default="report.html", help="output file (default: report.html)")
     _add_program(parser)
 
 
@@ -109,10 +109,10 @@ def _run(parser: Parser) -> None:
     number = _at_least(1)
     parser.add_argument("--devices", type=number, metavar="N", help="number of emulated devices")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of all random generators")
-    parser.add_argument("--dump", metavar="FOLDER", help="write every compiled graph there")
-    parser.add_argument("--timeline", metavar="FOLDER", help="write timelines of graphs there")
-    told = "at exit, tell about graphs, breaks, fallbacks and compile time"
-    parser.add_argument("--explain", action="store_true", help=told)
+    parser.add_argument("--dump", metavar="FOLDER", help="dump every compiled graph to this folder")
+    parser.add_argument("--timeline", metavar="FOLDER", help="write graph timelines to this folder")
+    summary = "print graphs, graph breaks, fallbacks and compile time at exit"
+    parser.add_argument("--explain", action="store_true", help=summary)
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module")
     _add_program(parser, "Python program, or module with -m")
 
@@ -121,35 +121,35 @@ def _run_air(parser: Parser) -> None:
     parser.add_argument("model", help="a .air file")
     parser.add_argument(
         "--input", action="append", default=[], metavar="[NAME=]FILE",
-        help="a .npy file for an input; without a name they are taken in order",
+        help="a .npy file for an input; files without a name are taken in order",
     )  # fmt: skip
-    parser.add_argument("--output", metavar="FOLDER", help="save results there as .npy files")
+    parser.add_argument("--output", metavar="FOLDER", help="save results to this folder as .npy files")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
     parser.add_argument("--check", action="store_true", help="compare checksums of weights")
     parser.add_argument("--trust", action="store_true", help="run the machine code of a package")
-    parser.add_argument("--key", metavar="FILE", help="run it if it was signed with this key")
-    parser.add_argument("--processor", help="the code to run, as x86-64-v3; else the best")
-    calls = "calls to time; 0 times nothing"
+    parser.add_argument("--key", metavar="FILE", help="run machine code signed with this key")
+    parser.add_argument("--processor", help="processor level to use, e.g. x86-64-v3 (default: best)")
+    calls = "number of timed calls (0: no timing)"
     parser.add_argument("--repeat", type=_at_least(0), default=10, metavar="N", help=calls)
 
 
 def _export(parser: Parser) -> None:
     files = "a .pt2 file of torch.export.save, or a graph file (.air, .om, .pb, .py, .txt)"
     parser.add_argument("program", help=files)
-    kinds = "the file to write, `<program>.air`; a .om file is for viewers as Netron"
+    kinds = "output file (default: <program>.air); .om files are for viewers such as Netron"
     parser.add_argument("-o", "--output", default="", help=kinds)
     parser.add_argument("--trust", action="store_true", help=_TRUST)
 
 
 def _package(parser: Parser) -> None:
-    names = "processors to make code for, as x86-64-v3 or x86-64-v4+avx512bf16"
+    names = "target processors, e.g. x86-64-v3,x86-64-v4+avx512bf16"
     parser.add_argument("model", help="a .pt2 file of torch.export.save, or a .air file")
-    parser.add_argument("-o", "--output", required=True, help="the file to write")
+    parser.add_argument("-o", "--output", required=True, help="output file")
     parser.add_argument("--cpu", type=_names, metavar="NAMES", help=names)
     parser.add_argument(
         "--gpu", type=_names, default=[], metavar="NAMES",
-        help="GPUs to make PTX for, as `sm_80,sm_90`",
+        help="GPU architectures to emit PTX for, e.g. sm_80,sm_90",
     )  # fmt: skip
     parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
     parser.add_argument("--key", metavar="FILE", help="sign the package with this secret")
@@ -157,15 +157,16 @@ def _package(parser: Parser) -> None:
 
 
 def _compare(parser: Parser) -> None:
-    parser.add_argument("first", metavar="DUMP_A", help="folder of a dump; with --npu a graph file")
-    parser.add_argument("second", nargs="?", metavar="DUMP_B", help="folder of another")
-    parser.add_argument("-o", "--output", default="compare.csv", help="table, `compare.csv`")
-    parser.add_argument("--rtol", type=_tolerance, help="what diverges")
+    parser.add_argument("first", metavar="DUMP_A", help="dump folder; with --npu a graph file")
+    parser.add_argument("second", nargs="?", metavar="DUMP_B", help="second dump folder")
+    parser.add_argument("-o", "--output", default="compare.csv", help="output table (default: compare.csv)")
+    tolerance = "relative tolerance above which a tensor is reported"
+    parser.add_argument("--rtol", type=_tolerance, help=tolerance)
     card = parser.add_argument_group("a graph (.txt, .py, .air) against a real card")
-    card.add_argument("--npu", metavar="DUMP", help="folder of a binary dump that CANN wrote")
+    card.add_argument("--npu", metavar="DUMP", help="folder of a binary CANN dump")
     card.add_argument("--profile", metavar="FOLDER", help="an *_ascend_pt folder, for times")
-    card.add_argument("--bandwidth", type=_rate, metavar="GB/s", help="of memory, 1600")
-    card.add_argument("--flops", type=_rate, metavar="TFLOP/s", help="of products, 313")
+    card.add_argument("--bandwidth", type=_rate, metavar="GB/s", help="memory bandwidth (default: 1600)")
+    card.add_argument("--flops", type=_rate, metavar="TFLOP/s", help="matmul throughput (default: 313)")
 
 
 def _cache(parser: Parser) -> None:
@@ -174,10 +175,10 @@ def _cache(parser: Parser) -> None:
 
 def _tune(parser: Parser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--show", action="store_true", help="what the files hold")
-    what.add_argument("--merge", action="store_true", help="the best of all files, in one")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="results, or their folder")
-    parser.add_argument("-o", "--output", help="the file to write")
+    what.add_argument("--show", action="store_true", help="print the contents of the files")
+    what.add_argument("--merge", action="store_true", help="merge the best results of all files into one")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="tuning file, or a folder of them")
+    parser.add_argument("-o", "--output", help="output file")
 
 
 def _check(parser: Parser) -> None:
@@ -185,34 +186,34 @@ def _check(parser: Parser) -> None:
 
 
 def _table(parser: Parser) -> None:
-    parser.add_argument("pattern", nargs="?", default="", help="only those with this in the name")
-    parser.add_argument("--markdown", action="store_true", help="the page of docs/")
+    parser.add_argument("pattern", nargs="?", default="", help="show only names that contain this text")
+    parser.add_argument("--markdown", action="store_true", help="print the Markdown page of docs/")
 
 
 def _ops(parser: Parser) -> None:
     _table(parser)
-    parser.add_argument("--npu", action="store_true", help="those of the `npu` library")
+    parser.add_argument("--npu", action="store_true", help="list the `npu` library instead")
 
 
 _WATCHED, _FILES, _TABLES = (f"torchair.cli.{name}" for name in ("watched", "files", "tables"))
 COMMANDS = {
-    "ops": Command("which torch operators become which GE operators", f"{_TABLES}:ops", _ops),
-    "options": Command("the options of CompilerConfig", f"{_TABLES}:options", _table),
+    "ops": Command("list torch operators and the GE operators they convert to", f"{_TABLES}:ops", _ops),
+    "options": Command("list the options of CompilerConfig", f"{_TABLES}:options", _table),
     "trace": Command(
-        "run a program, write timelines of its graphs", "torchair.cli.trace:trace", _trace, True
+        "run a program and write timelines of its graphs", "torchair.cli.trace:trace", _trace, True
     ),
-    "check": Command("races and deadlocks of streams in a graph file", f"{_FILES}:check", _check),
+    "check": Command("find stream races and deadlocks in a graph file", f"{_FILES}:check", _check),
     "verify": Command(
-        "run a program, compare its graphs with eager", f"{_WATCHED}:verify", _verify, True
+        "run a program and compare its graphs with eager", f"{_WATCHED}:verify", _verify, True
     ),
     "report": Command(
-        "run a program, write a page about its graphs", f"{_WATCHED}:report", _report, True
+        "run a program and write an HTML report of its graphs", f"{_WATCHED}:report", _report, True
     ),
     "compare": Command(
-        "two data dumps, or a graph with the dump of a card", f"{_FILES}:compare", _compare
+        "compare two data dumps, or a graph with the dump of a card", f"{_FILES}:compare", _compare
     ),
     "run": Command(
-        "run a script, with an emulated npu", "torchair.emulate.launcher:run", _run, True
+        "run a script with an emulated npu device", "torchair.emulate.launcher:run", _run, True
     ),
     "run-air": Command("run a model file on arrays", "torchair.cli.run_air:run_air", _run_air),
     "export": Command(
@@ -223,7 +224,7 @@ COMMANDS = {
     "package": Command(
         "write a model with machine code for many processors", f"{_FILES}:package", _package
     ),
-    "cache": Command("kernels that are kept on disk", f"{_FILES}:cache", _cache),
-    "tune": Command("results of tuning: show files, or merge them", f"{_FILES}:tune", _tune),
-    "env": Command("versions and hardware, for bug reports", f"{_TABLES}:env"),
+    "cache": Command("show or clear the kernel cache on disk", f"{_FILES}:cache", _cache),
+    "tune": Command("show or merge tuning results", f"{_FILES}:tune", _tune),
+    "env": Command("print versions and hardware for bug reports", f"{_TABLES}:env"),
 }

@@ -77,7 +77,7 @@ def cache(options: argparse.Namespace) -> int:
     print(f"folder   {kernels.folder}")
     print(f"kernels  {len(entries)}, {size:,} of at most {kernels.limit:,} bytes")
     if entries:
-        print(f"used     {datetime.fromtimestamp(entries[-1].used):%Y-%m-%d %H:%M}, to the hour")
+        print(f"last use {datetime.fromtimestamp(entries[-1].used):%Y-%m-%d %H:%M} (rounded to the hour)")
     return 0
 
 
@@ -94,11 +94,11 @@ def tune(options: argparse.Namespace) -> int:
 
 def _print_tuned(rows: Sequence[TunedWay]) -> None:
     cells = [
-        (r.about, r.machine, r.way or "as ever", f"{r.microseconds:.1f}",
+        (r.about, r.machine, r.way or "default", f"{r.microseconds:.1f}",
          f"{r.usual / r.microseconds:.2f}x" if r.microseconds else "-")
         for r in rows
     ]  # fmt: skip
-    print_table(f"{len(rows)} tuned kernels", ("kernel", "machine", "way", "us", "gain"), cells)
+    print_table(f"{len(rows)} tuned kernels", ("kernel", "machine", "config", "us", "gain"), cells)
 
 
 def check(options: argparse.Namespace) -> int:

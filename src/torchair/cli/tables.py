@@ -131,8 +131,8 @@ Made by `torchair options --markdown` from the declarations in `configs/`; a tes
 may be given as `True`/`False` or `1`/`0`; reading an option gives an object whose `.value` is text
 (`"1"`, `"0"`, `"64"`) or None.
 
-No option is silent: one that does nothing, on this device or in the mode of the configuration, says
-so in a warning of the backend when it is not at its default.
+Options without effect raise a warning of the backend when they are not at their default; so do
+options that the device or the configured mode ignores.
 
 ## The tree
 """

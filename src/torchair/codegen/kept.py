@@ -79,7 +79,7 @@ class KernelStore:
         except FileNotFoundError:
             data = None
         except (_Untrusted, OSError) as e:
-            self._warn(f"{path} is not used and made again: {e}")
+            self._warn(f"{path} is invalid and compiled again: {e}")
             with suppress(OSError):
                 path.unlink()
             data = None
@@ -101,7 +101,7 @@ class KernelStore:
             self._account(len(content))
         except (RuntimeError, OSError) as e:
             self._writable = False
-            self._warn(f"new kernels are not kept: {e}")
+            self._warn(f"new kernels are not cached: {e}")
 
     def entries(self) -> list[KeptFile]:
         """All entries, those used longest ago first."""
@@ -186,7 +186,7 @@ class KernelStore:
                 pass
             except (_Untrusted, OSError) as e:
                 self._readable = False
-                self._warn(f"no kernels are kept in {self.folder}: {e}")
+                self._warn(f"kernels are not cached in {self.folder}: {e}")
             self._checked = True  # after all: other threads look at it
         return self._readable
 

@@ -53,7 +53,7 @@ class Way:
         """From the text of a way, like `form=panel tile=6x4`. ValueError if it is none."""
         pairs = [word.partition("=") for word in text.split()]
         if not all(name and sign and value for name, sign, value in pairs):
-            raise ValueError(f"{text!r} is no way to serve a request: name=value is expected")
+            raise ValueError(f"{text!r} is not a kernel config: name=value is expected")
         return cls(tuple(sorted((name, value) for name, _, value in pairs)))
 
     def __str__(self) -> str:

@@ -84,10 +84,10 @@ class TunedFile:
         try:
             write(self.path, [found])
         except DamagedFile as e:
-            _warn(f"{e}; a new one takes its place")
+            _warn(f"{e}; a new file replaces it")
             _replace(self.path, list(self._known.values()))
         except (OSError, sqlite3.Error) as e:
-            _warn(f"results of tuning are not kept in {self.path}: {e}")
+            _warn(f"tuning results are not written to {self.path}: {e}")
 
         self._seen = self._state()
 
@@ -104,7 +104,7 @@ class TunedFile:
         except FileNotFoundError:
             rows = []
         except (DamagedFile, OSError, sqlite3.Error) as e:
-            _warn(f"{e}; nothing is known to be tuned")
+            _warn(f"{e}; default kernel settings are used")
             rows = []
         return {(f.request, f.machine): f for f in rows if f.version == version()}
 

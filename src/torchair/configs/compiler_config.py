@@ -464,8 +464,8 @@ def warn_frozen_parameter(config: Section) -> None:
     """Remind the user, once ``frozen_parameter`` is on, of the promise that comes with it."""
     if read_path(config, "experimental_config.frozen_parameter"):
         warn_once(
-            "frozen_parameter is on: parameters should keep their address and contents for as long "
-            "as the compiled model is used; each change costs time, so switch it off where they "
+            "frozen_parameter is on: parameters should keep their address and contents as long as "
+            "the compiled model is used. Each change repacks them; turn the option off if they "
             "change often",
             stacklevel=3,
         )

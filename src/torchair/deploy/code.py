@@ -64,8 +64,8 @@ def code_for(
         return None
     if not trust and key is None:
         warn_once(
-            f"{Path(path).name} holds machine code, which is not run: say trust=True if you know "
-            "who made the file, or key= if it was signed. Kernels are compiled here instead"
+            f"{Path(path).name} holds machine code, which is not run. Pass trust=True if you trust "
+            "its author, or key= if the file is signed. Kernels are compiled here instead"
         )
         return None
     _compare_versions(path, code)

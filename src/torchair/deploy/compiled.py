@@ -119,7 +119,7 @@ class Version:
         return graph.session
 
     def forget(self) -> None:
-        """The quick way is not to be gone any more: it has memory of its own."""
+        """Invalidate the fast path: it captured its own memory."""
         self._made = None
 
     def quick(
@@ -356,8 +356,8 @@ class CompiledModel:
         if not reason.of_model:
             raise reason
         warn_once(
-            f"{str(reason).partition(chr(10))[0]}: such calls run eagerly; pass a copy of it if "
-            "the value from before the call is meant"
+            f"{str(reason).partition(chr(10))[0]}: such calls run eagerly because an argument "
+            "aliases an updated buffer; pass a clone to compile them"
         )
         with torch.no_grad():
             return self.model(*args, **kwargs)

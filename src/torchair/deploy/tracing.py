@@ -78,8 +78,8 @@ def _update(home: Home, tensor: torch.Tensor, now: torch.Tensor) -> None:
     dims = [[str(d) for d in t.shape] for t in (tensor, now)]  # comparing sizes would fix them
     if home.loose and (dims[0] != dims[1] or tensor.dtype != now.dtype):
         warnings.warn(
-            f"{home.name} gets a tensor of other dims or another type when the model runs, which "
-            "compiled calls do not do"
+            f"the model replaces {home.name} with a tensor of a different shape or dtype when it "
+            "runs; compiled calls do not support that"
         )
     else:
         tensor.copy_(now)

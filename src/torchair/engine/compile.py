@@ -77,7 +77,7 @@ def usable_target(device: str) -> Target | None:
         return target
     note(
         Fallback.NATIVE_CODE, f"no native code on this machine ({missing}): torch's kernels run "
-        "instead. TORCHAIR_NATIVE=0 says that this is meant",
+        "instead. Set TORCHAIR_NATIVE=0 to silence this warning",
     )  # fmt: skip
     return None
 

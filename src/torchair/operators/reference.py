@@ -49,7 +49,7 @@ def run_node(node: Node, env: dict[Value, torch.Tensor]) -> list[torch.Tensor]:
     """Results of one node from the tensors of its inputs."""
     row = row_of(node.type)
     if row is None:
-        raise GraphError(f"the catalogue has no operator {node.type!r} ({node.name})")
+        raise GraphError(f"the operator table has no operator {node.type!r} ({node.name})")
     op = Op(node, lambda v: tensor_fact(env[v], v) if v in env else v.fact)
     result = row.kernel(op)(*tensor_args(node, row, env.__getitem__))
     if not node.outputs:

@@ -1,5 +1,5 @@
 """Products of one to four rows with a matrix whose rows of memory run along k, as nn.Linear stores
-its weight: what matters is that the memory is never idle.
+its weight: a bandwidth-bound GEMV that keeps loads in flight.
 
 A group of warps takes some rows of the matrix at a time and walks on by the grid. The packs of the
 next rows are on their way while those of this turn are summed up, or their sums are added up and

@@ -167,7 +167,7 @@ class _Fuser:
         if row.loops is None and node.type not in self.heads:
             return "no rule for this operator"
         if any(v.shape is None for v in (*operands_of(node), *node.outputs)):
-            return "sizes that only the data tell"
+            return "data-dependent shapes"
         if any(v.dtype not in TYPES for v in operands_of(node)):
             return "a type that generated code does not have"
         if any(v.dtype not in TYPES for v in node.outputs if v.uses or v in self.results):

@@ -230,7 +230,7 @@ class _Build:
         row = row_of(node.type)
         if row is None:
             raise GraphError(
-                f"the catalogue has no operator {node.type!r}", node=node.name,
+                f"the operator table has no operator {node.type!r}", node=node.name,
                 hint=f"give it a kernel with torchair.ge.register_kernel({node.type!r}, ...)",
             )  # fmt: skip
         self._choose_device(node, row)
@@ -513,7 +513,7 @@ class _Build:
 
     def _late(self, node: Node, row: Row) -> None:
         if self.traced:
-            raise Unfit(f"only the data tell the dims of {node.name}")
+            raise Unfit(f"the shape of {node.name} is data-dependent")
         args = tensor_args(node, row, self.slot.__getitem__)
         self._touch([self.slot[v] for v in node.values()])
         outs = []

@@ -1,6 +1,5 @@
-"""What calls rely on beyond one call: tensors whose addresses a program has written down or whose
-contents it has copied, whether they are still the same being one native comparison; and gates,
-which compare all arguments of a call."""
+"""State captured across calls: frozen weights and the guards that detect when they change. A guard
+is one native comparison."""
 
 from __future__ import annotations
 

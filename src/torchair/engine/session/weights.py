@@ -99,8 +99,8 @@ class Editions:
         self._strain = 0 if edition.held.hits > 1 else self._strain + 1
         if self._strain >= _PATIENCE:
             warnings.warn(
-                f"{self._first.name}: parameters that are packed (frozen_parameter is on, or they "
-                "are quantised) change in nearly every call; from now on they are not packed",
+                f"{self._first.name}: packed parameters (frozen_parameter or quantised weights) "
+                "change in nearly every call; they are no longer packed",
                 UserWarning,
                 stacklevel=6,
             )

@@ -80,7 +80,7 @@ def _checked(path: str, found: Any) -> dict[str, Any]:
 
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-        raise ValueError("but must be a list of texts")
+        raise ValueError("but must be a list of strings")
     return tuple(value)
 
 
@@ -103,8 +103,8 @@ def untunable(graph: Graph, target: Target | None) -> bool:
         return True
     if graph.is_dynamic:
         warn_once(
-            f"tuning: graph {graph.name} is not tuned: its sizes vary. Compile with dynamic=False "
-            "for sizes that are worth it",
+            f"tuning: graph {graph.name} is not tuned because its shapes are dynamic. Compile with "
+            "dynamic=False to tune it for fixed shapes",
             stacklevel=3,
         )
     return graph.is_dynamic

@@ -237,8 +237,8 @@ class Tuning:
                     done += 1
         except KeyboardInterrupt:
             warnings.warn(
-                f"tuning was interrupted: {done} of {len(todo)} kernels are tuned, the others run "
-                "as ever; a later compilation goes on with them",
+                f"tuning was interrupted: {done} of {len(todo)} kernels are tuned. The rest use "
+                "default settings and will be tuned by the next compilation",
                 UserWarning,
                 stacklevel=2,
             )
@@ -261,8 +261,8 @@ class Tuning:
             self._count_threads(session, inputs)
         except KeyboardInterrupt:
             warnings.warn(
-                "tuning was interrupted before the whole graph was measured: it runs with what was "
-                "found for its kernels",
+                "tuning was interrupted before the whole graph was measured: it runs with the "
+                "kernel settings found so far",
                 UserWarning,
                 stacklevel=2,
             )
