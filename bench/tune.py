@@ -1,4 +1,4 @@
-"""Whole models on the CPU with default kernels and tuned ones: interleaved, with the seconds that tuning took.
+"""Whole models on the CPU, default and tuned kernels: interleaved, with the seconds of tuning.
 
 Both are compiled with `frozen_parameter`. A second compilation then takes the results from the
 file, and must not measure anything.

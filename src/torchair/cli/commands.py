@@ -90,18 +90,24 @@ def _add_program(parser: Parser, what: str = "Python program") -> None:
 
 
 def _trace(parser: Parser) -> None:
-    parser.add_argument("-o", "--output", default="timeline", help="output folder (default: timeline)")
+    parser.add_argument(
+        "-o", "--output", default="timeline", help="output folder (default: timeline)"
+    )
     _add_program(parser)
 
 
 def _verify(parser: Parser) -> None:
     parser.add_argument("-o", "--output", default="torchair_verify", help="folder for findings")
-    parser.add_argument("--every-node", action="store_true", help="check every node, not only wrong graphs")
+    parser.add_argument(
+        "--every-node", action="store_true", help="check every node, not only wrong graphs"
+    )
     _add_program(parser)
 
 
 def _report(parser: Parser) -> None:
-    parser.add_argument("-o", "--output", default="report.html", help="output file (default: report.html)")
+    parser.add_argument(
+        "-o", "--output", default="report.html", help="output file (default: report.html)"
+    )
     _add_program(parser)
 
 
@@ -123,13 +129,17 @@ def _run_air(parser: Parser) -> None:
         "--input", action="append", default=[], metavar="[NAME=]FILE",
         help="a .npy file for an input; files without a name are taken in order",
     )  # fmt: skip
-    parser.add_argument("--output", metavar="FOLDER", help="save results to this folder as .npy files")
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="save results to this folder as .npy files"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
     parser.add_argument("--check", action="store_true", help="compare checksums of weights")
     parser.add_argument("--trust", action="store_true", help="run the machine code of a package")
     parser.add_argument("--key", metavar="FILE", help="run machine code signed with this key")
-    parser.add_argument("--processor", help="processor level to use, e.g. x86-64-v3 (default: best)")
+    parser.add_argument(
+        "--processor", help="processor level to use, e.g. x86-64-v3 (default: best)"
+    )
     calls = "number of timed calls (0: no timing)"
     parser.add_argument("--repeat", type=_at_least(0), default=10, metavar="N", help=calls)
 
@@ -159,14 +169,20 @@ def _package(parser: Parser) -> None:
 def _compare(parser: Parser) -> None:
     parser.add_argument("first", metavar="DUMP_A", help="dump folder; with --npu a graph file")
     parser.add_argument("second", nargs="?", metavar="DUMP_B", help="second dump folder")
-    parser.add_argument("-o", "--output", default="compare.csv", help="output table (default: compare.csv)")
+    parser.add_argument(
+        "-o", "--output", default="compare.csv", help="output table (default: compare.csv)"
+    )
     tolerance = "relative tolerance above which a tensor is reported"
     parser.add_argument("--rtol", type=_tolerance, help=tolerance)
     card = parser.add_argument_group("a graph (.txt, .py, .air) against a real card")
     card.add_argument("--npu", metavar="DUMP", help="folder of a binary CANN dump")
     card.add_argument("--profile", metavar="FOLDER", help="an *_ascend_pt folder, for times")
-    card.add_argument("--bandwidth", type=_rate, metavar="GB/s", help="memory bandwidth (default: 1600)")
-    card.add_argument("--flops", type=_rate, metavar="TFLOP/s", help="matmul throughput (default: 313)")
+    card.add_argument(
+        "--bandwidth", type=_rate, metavar="GB/s", help="memory bandwidth (default: 1600)"
+    )
+    card.add_argument(
+        "--flops", type=_rate, metavar="TFLOP/s", help="matmul throughput (default: 313)"
+    )
 
 
 def _cache(parser: Parser) -> None:
@@ -176,7 +192,9 @@ def _cache(parser: Parser) -> None:
 def _tune(parser: Parser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--show", action="store_true", help="print the contents of the files")
-    what.add_argument("--merge", action="store_true", help="merge the best results of all files into one")
+    what.add_argument(
+        "--merge", action="store_true", help="merge the best results of all files into one"
+    )
     parser.add_argument("files", nargs="+", metavar="FILE", help="tuning file, or a folder of them")
     parser.add_argument("-o", "--output", help="output file")
 
@@ -186,7 +204,9 @@ def _check(parser: Parser) -> None:
 
 
 def _table(parser: Parser) -> None:
-    parser.add_argument("pattern", nargs="?", default="", help="show only names that contain this text")
+    parser.add_argument(
+        "pattern", nargs="?", default="", help="show only names that contain this text"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the Markdown page of docs/")
 
 
@@ -197,7 +217,9 @@ def _ops(parser: Parser) -> None:
 
 _WATCHED, _FILES, _TABLES = (f"torchair.cli.{name}" for name in ("watched", "files", "tables"))
 COMMANDS = {
-    "ops": Command("list torch operators and the GE operators they convert to", f"{_TABLES}:ops", _ops),
+    "ops": Command(
+        "list torch operators and the GE operators they convert to", f"{_TABLES}:ops", _ops
+    ),
     "options": Command("list the options of CompilerConfig", f"{_TABLES}:options", _table),
     "trace": Command(
         "run a program and write timelines of its graphs", "torchair.cli.trace:trace", _trace, True

@@ -77,7 +77,8 @@ def cache(options: argparse.Namespace) -> int:
     print(f"folder   {kernels.folder}")
     print(f"kernels  {len(entries)}, {size:,} of at most {kernels.limit:,} bytes")
     if entries:
-        print(f"last use {datetime.fromtimestamp(entries[-1].used):%Y-%m-%d %H:%M} (rounded to the hour)")
+        used = datetime.fromtimestamp(entries[-1].used)
+        print(f"last use {used:%Y-%m-%d %H:%M} (rounded to the hour)")
     return 0
 
 
