@@ -69,7 +69,11 @@ def _kernels(operators: Sequence[str]) -> tuple[str, str]:
     some = bool(native) or len(by_torch) < len(others)
     if some and by_torch:
         return f"native, torch: {' '.join(by_torch)}", said
-    return ("native" if some else "torch" if by_torch else "view" if known else "-"), said
+    if some:
+        return "native", said
+    if by_torch:
+        return "torch", said
+    return ("view" if known else "-"), said
 
 
 def _parts(pattern: str) -> tuple[str, str]:

@@ -93,7 +93,9 @@ def _is(x: Expr | None, known: bool) -> bool:
 
 
 def _either(args: tuple[Expr, ...]) -> Expr | None:
-    return args[1] if _is(args[0], True) else args[2] if _is(args[0], False) else None
+    if _is(args[0], True):
+        return args[1]
+    return args[2] if _is(args[0], False) else None
 
 
 def _both(args: tuple[Expr, ...]) -> Expr | None:

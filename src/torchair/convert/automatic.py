@@ -163,7 +163,9 @@ class _Fit:
         results = results if isinstance(results, tuple) else (results,)
         named = zip(self.proto.outputs, results, strict=True)
         kept = [v for p, v in named if p.name not in self.updates]
-        return None if not kept else kept[0] if len(kept) == 1 else kept
+        if len(kept) == 1:
+            return kept[0]
+        return kept or None
 
     def kernel(self, *tensors: Any, **attrs: Any) -> Any:
         """The torch operator itself, as kernel of the GE operator."""

@@ -351,8 +351,9 @@ def _by_converter(
     out = entry.fn(*args, **kwargs)
     made = set(graph.newest(len(graph) - before))
     news = [_updated(update, c, made) for c in update.changed]
-    results = list(out) if isinstance(out, (list, tuple)) else [] if out is None else [out]
-    return results, news
+    if isinstance(out, (list, tuple)):
+        return list(out), news
+    return [] if out is None else [out], news
 
 
 def _updated(update: UpdatingCall, changed: Changed, made: set[Any]) -> Value:

@@ -247,7 +247,8 @@ def t(self: View, views: ViewFolder) -> View:
 @builtin(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(self: Value, dim: Any = None, *, meta_outputs: TensorSpec) -> Value:
     assert self.shape is not None
-    wanted = range(self.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    given = [dim] if isinstance(dim, int) else dim
+    wanted = range(self.rank) if given is None else given
     axes = sorted({d % max(self.rank, 1) for d in wanted} if self.rank else set())
     axes = [a for a in axes if self.shape[a] == 1]
     if self.rank - len(axes) != meta_outputs.rank:

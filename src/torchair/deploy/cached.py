@@ -191,7 +191,10 @@ class CachedMethod(KeptCall):
         if ge_cache and captures:
             warn_once("ge_cache has no effect in the modes that capture: leave it out")
         words = [type(owner).__name__, "dynamic" if dynamic else "static"]
-        words += ["aclgraphcache"] if captures else ["gecache"] if ge_cache else []
+        if captures:
+            words.append("aclgraphcache")
+        elif ge_cache:
+            words.append("gecache")
         self._owner, self._kind, self._ranks = owner, "_".join(words), ranks
         self._home = _root(cache_dir)
         foreign = _foreign(self._home)

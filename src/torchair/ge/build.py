@@ -328,7 +328,9 @@ def _output(
 
 def returned(groups: Sequence[Any]) -> Any:
     """What a builder returns: nothing, an output or a list of them, or a tuple of several."""
-    return None if not groups else groups[0] if len(groups) == 1 else tuple(groups)
+    if not groups:
+        return None
+    return groups[0] if len(groups) == 1 else tuple(groups)
 
 
 def add_output(node: Node, port: str) -> Value:

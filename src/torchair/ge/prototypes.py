@@ -103,7 +103,8 @@ class _Table:
         for word in text.split():
             name, _, types = word.partition(":")
             kind = _MARKS.get(name[-1:], "required")
-            known = ports[-1].types if types == "~" else self.types(types) if types else frozenset()
+            named = self.types(types) if types and types != "~" else frozenset[DataType]()
+            known = ports[-1].types if types == "~" else named
             ports.append(Port(name.rstrip("?*"), kind, known))
         return tuple(ports)
 

@@ -185,7 +185,8 @@ def _read(text: str) -> dict[str, dict[str, str]]:
             home = words.pop(0)
         for name, _, there in (word.partition("=") for word in words):
             found = there or name
-            names[name] = home if name == "*" else found if home == "-" else f"{home}.{found}"
+            whole = found if home == "-" else f"{home}.{found}"
+            names[name] = home if name == "*" else whole
     return table
 
 

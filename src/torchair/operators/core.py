@@ -265,7 +265,14 @@ def native(
 
 
 def _values(op: Op, arguments: Sequence[Any]) -> list[Any]:
-    return [op.attr(a) if isinstance(a, str) else a(op) if callable(a) else a for a in arguments]
+    return [_value(op, a) for a in arguments]
+
+
+def _value(op: Op, argument: Any) -> Any:
+    """An argument of a kernel: an attribute by name, a function of the operator, or a value."""
+    if isinstance(argument, str):
+        return op.attr(argument)
+    return argument(op) if callable(argument) else argument
 
 
 def call(function: Kernel, *arguments: Any) -> Callable[[Op], Kernel]:

@@ -68,7 +68,9 @@ def _reduced(o: LowerOp, kind: Reduction, x: Lowered) -> Lowered:
 def _total(kind: Reduction, inside: Mapping[Element, Element] | None = None) -> LoopRule:
     def rule(o: LowerOp) -> Lowered:
         x, dtype = o.tensor("x"), o.out_dtype()
-        return f.typed(_reduced(o, kind, f.typed(x, (inside or {}).get(dtype, dtype))), dtype)
+        computed_in = (inside or {}).get(dtype, dtype)
+        reduced = _reduced(o, kind, f.typed(x, computed_in))
+        return f.typed(reduced, dtype)
 
     return rule
 

@@ -30,8 +30,8 @@ _BARE = (torch.float32, torch.int64, torch.bool, torch.complex64)
 def quoted(text: str, escape: Callable[[str], str] | None = None) -> str:
     """A string literal in double quotes, on one line; `escape` writes what is not printable."""
     escape = escape or (lambda c: c.encode("unicode_escape").decode())
-    characters = [f"\\{c}" if c in '"\\' else c if c.isprintable() else escape(c) for c in text]
-    return f'"{"".join(characters)}"'
+    marked = (f"\\{c}" if c in '"\\' else c for c in text)
+    return f'"{"".join(c if c.isprintable() else escape(c) for c in marked)}"'
 
 
 def literal(value: Any, variable: Callable[[Value], str] | None = None) -> str:

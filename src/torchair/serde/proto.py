@@ -405,8 +405,14 @@ def _block(op: Any) -> str:
 
 def _quoted(text: str) -> str:
     """A string of the protobuf text format."""
-    octal = "\\{:03o}".format
-    return quoted(text, lambda c: "\\n" if c == "\n" else octal(ord(c)) if c.isascii() else c)
+    return quoted(text, _escaped)
+
+
+def _escaped(character: str) -> str:
+    """A character that is not printable, in the protobuf text format."""
+    if character == "\n":
+        return "\\n"
+    return f"\\{ord(character):03o}" if character.isascii() else character
 
 
 # ---- the name that the original has for all of this ----

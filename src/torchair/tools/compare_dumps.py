@@ -243,7 +243,8 @@ def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Compared:
         return row(False, f"no numbers: {x.dtype} and {y.dtype}")
     arrays = (np.array(x.numbers), np.array(y.numbers)) if known else (x, y)
     cosine, absolute, scale, odd = _numbers(*arrays)
-    relative = absolute / scale if scale else (0.0 if not absolute else float("inf"))
+    unscaled = float("inf") if absolute else 0.0
+    relative = absolute / scale if scale else unscaled
     exact = not known and x.dtype.kind in "biu"
     diverges = bool(odd) or (absolute > 0 if exact else absolute > rtol * scale)
     if known:

@@ -79,7 +79,8 @@ def _refusal(work: Joint, gpu: Gpu) -> str | None:
         return f"a batch of {matmul.batch} products of {matmul.dtype}"
     if not isinstance(matmul.m, int) or not 1 <= matmul.m <= MOST_ROWS:
         return f"{matmul.m} rows"
-    found = (_plain_refusal if matmul.weight is None else quantised_refusal)(work, gpu)
+    refusal = _plain_refusal if matmul.weight is None else quantised_refusal
+    found = refusal(work, gpu)
     if found or work.prologue is None:
         return found
     return prologue_refusal(matmul, work.prologue)
@@ -312,7 +313,8 @@ class _Gemv:
     def _sums(self, loaded: Sequence[str], held: list[list[list[str]]]) -> list[list[str]]:
         """For each matrix what this lane has of each result, A's rows around those of B."""
         w, rows, count = self.w, self.form.rows, len(self.matrices)
-        parts = 4 if self.m * rows * count <= 2 else 2 if self.m * rows * count <= 4 else 1
+        sums = self.m * rows * count
+        parts = next((n for n, most in ((4, 2), (2, 4)) if sums <= most), 1)
         results = [[[ZERO] * parts for _ in range(self.m * rows)] for _ in self.matrices]
         given = iter(loaded)
         for s in range(self.steps):

@@ -497,7 +497,7 @@ class _Rows(Form):
 def _team(vectors: int, rows: int, most: int) -> int:
     """Threads for a row of so many vectors: a warp and several vectors for each thread where there
     are many rows, more threads where rows are few."""
-    each = 4 if rows >= BUSY else 2 if rows >= BUSY // 8 else 1
+    each = next((n for n, least in ((4, BUSY), (2, BUSY // 8)) if rows >= least), 1)
     team = 1
     while team < WARP and team < vectors:
         team *= 2

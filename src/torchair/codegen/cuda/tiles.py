@@ -159,7 +159,8 @@ class Cut:
         tables = [self.weight.scales, *([self.weight.offsets] if self.weight.offsets else [])]
         words = sum(2 if BYTES[dtype] == 4 else 1 for dtype in tables)
         scales = 0 if self.once else self.segments * words
-        sums = 4 if self.once else 6 if self.columns == 1 else 8
+        in_parts = 6 if self.columns == 1 else 8
+        sums = 4 if self.once else in_parts
         found = 34 + self.matrices * (self.depth * REGISTERS + scales + sums * self.blocks)
         found += 6 * self.blocks * bool(self.weight.offsets)
         return -(-(found + 8 * self.uneven) // 8) * 8

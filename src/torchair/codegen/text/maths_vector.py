@@ -169,8 +169,10 @@ class Vector:
             code = "fpext" if grows else "fptrunc"
         elif self.is_float or kind in _FLOATS:
             code = "fptosi" if self.is_float else "sitofp"
+        elif grows:
+            code = "sext" if signed and self.kind != "i1" else "zext"
         else:
-            code = ("sext" if signed and self.kind != "i1" else "zext") if grows else "trunc"
+            code = "trunc"
         return self._cast(code, kind)
 
     def bits(self) -> Vector:

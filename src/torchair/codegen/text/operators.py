@@ -65,7 +65,9 @@ def _compare(w: Writer, kind: str, args: Sequence[str], dtype: Element, lanes: i
     if is_float(dtype):
         relation = "une" if kind == "ne" else f"o{kind}"
         return w(f"fcmp {relation} {register(dtype, lanes)} {args[0]}, {args[1]}")
-    sign = "" if kind in ("eq", "ne") else "u" if dtype in UNSIGNED else "s"
+    sign = "u" if dtype in UNSIGNED else "s"
+    if kind in ("eq", "ne"):
+        sign = ""
     return w(f"icmp {sign}{kind} {register(dtype, lanes)} {args[0]}, {args[1]}")
 
 

@@ -428,7 +428,8 @@ class _Phases:
         if plan.compact:
             return 1
         work = sum(self.costs[id(x)] for x in phase.steps[-1] if id(x) not in self.kept)
-        rounds = self.wanted or (4 if work <= LIGHT else 2 if work <= 3 * LIGHT else 1)
+        usual = next((n for n, most in ((4, LIGHT), (2, 3 * LIGHT)) if work <= most), 1)
+        rounds = self.wanted or usual
         if plan.slots:  # several vectors are open already
             rounds = max(1, rounds // plan.slots) if phase.reductions else 1
         last = plan.nest.axes[plan.loops[-1]] if plan.loops else 1

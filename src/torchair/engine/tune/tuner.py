@@ -354,7 +354,8 @@ class Tuning:
         """Where a kernel runs: processor, threads that are counted, and how far the memory of its
         plan is."""
         size = trial.far_bytes(plan)
-        far = "near" if size < _NEAR else "middle" if size < _MIDDLE else "far"
+        distances = (("near", _NEAR), ("middle", _MIDDLE))
+        far = next((name for name, limit in distances if size < limit), "far")
         count = self._target.threads(plan.work)
         threads = f", {count} threads" if count else ""
         return f"{self._target.processor}{threads}, {far} memory"

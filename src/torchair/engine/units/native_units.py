@@ -307,4 +307,6 @@ def _bits_of(tensor: torch.Tensor) -> int:
     if tensor.is_floating_point() or not tensor.numel():
         return 8 if tensor.any() else 0
     least, most = (int(x) for x in torch.aminmax(tensor))
-    return 0 if least == most == 0 else 4 if least >= -8 and most <= 7 else 8
+    if least == most == 0:
+        return 0
+    return 4 if least >= -8 and most <= 7 else 8

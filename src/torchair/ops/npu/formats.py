@@ -84,7 +84,8 @@ def check_round(operator: str, mode: str, kind: Format) -> None:
     """Raise for a mode of rounding that a format does not have."""
     if mode not in (*ROUND_MODES, "hybrid"):
         raise wrong(operator, "round_mode", f"{mode!r} is none of {', '.join(ROUND_MODES)}")
-    allowed = ROUND_MODES if kind.values else ("round",) if kind is HIFLOAT8 else ("rint",)
+    only = ("round",) if kind is HIFLOAT8 else ("rint",)
+    allowed = ROUND_MODES if kind.values else only
     if mode not in allowed and not (kind is HIFLOAT8 and mode == "rint"):
         raise refuse(operator, "round_mode", f"{mode!r} is not known for {kind.name}")
 

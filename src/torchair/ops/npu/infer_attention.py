@@ -93,11 +93,15 @@ class InferCall:
         out = self.query.new_zeros(dims, dtype=kind)
         sums = self.query.new_zeros((*dims[:3], 1), dtype=kind)
         for piece in self._ragged_pieces() if self.ragged else self._batch_pieces():
-            rows = range(1) if self.ragged else piece.batches, piece.queries  # ragged: one batch
-            found, logs = self._attend(piece, attend.part(self.query, *rows))
-            attend.part(out, *rows).copy_(found)
-            attend.part(sums, *rows).copy_(logs)
+            batches = self._batches(piece)
+            found, logs = self._attend(piece, attend.part(self.query, batches, piece.queries))
+            attend.part(out, batches, piece.queries).copy_(found)
+            attend.part(sums, batches, piece.queries).copy_(logs)
         return attend.from_heads(self._finished(out), self.out_layout), self._sums(sums)
+
+    def _batches(self, piece: Piece) -> range:
+        """The batches of a piece; ragged queries are all in one."""
+        return range(1) if self.ragged else piece.batches
 
     def _attend(self, piece: Piece, query: Tensor) -> tuple[Tensor, Tensor]:
         key, value = self.keys.of(piece), self.values.of(piece)

@@ -267,7 +267,9 @@ def most_of_k(numbers: Numbers, width: int, cut: TileCut = USUAL) -> int:
 
 def contiguous(spec: MatMul) -> str:
     """Along which of k and n the rows of memory of B run; neither if both strides are large."""
-    return "k" if spec.b[1] == 1 else "n" if spec.b[2] == 1 else ""
+    if spec.b[1] == 1:
+        return "k"
+    return "n" if spec.b[2] == 1 else ""
 
 
 def fits_cache(spec: MatMul) -> bool:

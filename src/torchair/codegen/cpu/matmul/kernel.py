@@ -261,7 +261,13 @@ def _vectors(spec: MatMul, machine: Machine, widest: int) -> int:
     if forms.contiguous(spec) == "n" and isinstance(spec.m, int) and spec.m <= 2 and spec.n >= 1024:
         return 2 * widest
     needed = max(1, -(-spec.n // machine.lanes))
-    return min(range(widest, min(2, needed, widest) - 1, -1), key=lambda v: -(-needed // v) * v)
+    narrowest = min(2, needed, widest)
+
+    def columns(vectors: int) -> int:
+        """Vectors of all panels of that width, those that are not needed included."""
+        return -(-needed // vectors) * vectors
+
+    return min(range(widest, narrowest - 1, -1), key=columns)
 
 
 def _balanced(m: Size, tallest: int) -> int:

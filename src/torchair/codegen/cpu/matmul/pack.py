@@ -252,7 +252,10 @@ class PackWeight:
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         lanes, vectors = self.machine.lanes, tile.widest_tile("f32", self.machine).vectors
-        span = tile.BYTES_AT_ONCE if self.quads else 2 if self.bits == 8 else _NIBBLES // vectors
+        if self.quads:
+            span = tile.BYTES_AT_ONCE
+        else:
+            span = 2 if self.bits == 8 else _NIBBLES // vectors
         made = panels_of(weight if self.transposed else weight.t(), lanes * vectors, span)
         if self.quads:
             return made.bitwise_xor_(-128)

@@ -91,7 +91,8 @@ def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
 def scales_of(p: Values, word: int, group: str, n: str) -> str:
     """Where the scales or offsets of a group begin, for the columns of a panel."""
     spec, w, weight = p.spec, p.w, p.spec.integers
-    dtype = weight.offsets if word == OFFSETS else weight.scales if is_grouped(spec) else ""
+    scales = weight.scales if is_grouped(spec) else ""
+    dtype = weight.offsets if word == OFFSETS else scales
     if not dtype:
         return "null"
     width = widest_tile("f32", w.machine).vectors * w.lanes
