@@ -313,8 +313,8 @@ class _Gemv:
     def _sums(self, loaded: Sequence[str], held: list[list[list[str]]]) -> list[list[str]]:
         """For each matrix what this lane has of each result, A's rows around those of B."""
         w, rows, count = self.w, self.form.rows, len(self.matrices)
-        sums = self.m * rows * count
-        parts = next((n for n, most in ((4, 2), (2, 4)) if sums <= most), 1)
+        per_lane = self.m * rows * count
+        parts = next((n for n, most in ((4, 2), (2, 4)) if per_lane <= most), 1)
         results = [[[ZERO] * parts for _ in range(self.m * rows)] for _ in self.matrices]
         given = iter(loaded)
         for s in range(self.steps):
