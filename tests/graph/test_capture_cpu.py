@@ -105,6 +105,22 @@ def test_log_lines(caplog):
     ]
 
 
+@pytest.mark.filterwarnings("ignore:frozen_parameter")
+def test_an_exchanged_frozen_weight_is_captured_anew_and_the_log_says_both(caplog):
+    model = torch.nn.Linear(4, 4, bias=False).requires_grad_(False)
+    run, _ = captured(model, frozen_parameter=True)
+    x = torch.randn(2, 4)
+    run(x), run(x)
+    caplog.set_level(logging.DEBUG, logger="torchair")
+    for again, told in ((True, ("needs to be", "no needs to be")), (False, ("no needs to be",))):
+        if again:
+            model.weight.data = torch.randn(4, 4)
+        caplog.clear()
+        torch.testing.assert_close(run(x), x @ model.weight.t())
+        said = re.findall(r"The current AclGraph (needs to be|no needs to be) recapt", caplog.text)
+        assert tuple(said) == told
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_steps_of_a_call_are_timed_for_the_log(caplog, shared):
     run, _ = captured(lambda x, y: (x.add_(y), x * 2), dynamic=True, share_results=shared)

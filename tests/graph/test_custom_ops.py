@@ -14,7 +14,7 @@ from torchair.convert.automatic import ge_type, generate, rule_text
 from torchair.convert.registry import unregister
 from torchair.errors import ConversionError, GraphError
 from torchair.ge.graph import Graph
-from torchair.ge.prototypes import _declared, unregister_kernel
+from torchair.ge.prototypes import _declared, prototype, unregister_kernel
 from torchair.serde import read_graph, render
 
 F = ge.DataType.DT_FLOAT
@@ -338,7 +338,10 @@ def test_operators_of_the_package_keep_their_meaning():
 
 @pytest.mark.parametrize(
     ("ports", "attrs", "text"),
-    [(["x-y"], {}, "'x-y' is not a port"), (["x"], {"a": "Number"}, "unknown kind 'Number'")],
+    [
+        (["x-y"], {}, "'x-y' is not a port"),
+        (["x"], {"a": "Number"}, "attr type: Number, name: a is not legal"),
+    ],
 )
 def test_declarations_are_checked(ports, attrs, text):
     with pytest.raises(ValueError, match=text):
@@ -376,13 +379,13 @@ def test_positional_form_says_what_is_wrong(values, lib):
     assert y.node.attr("t") == ge.DataType.DT_INT32 and y.node.inputs["b"] is None
     assert "n" not in ge.custom_op("OwnForm", x, x, [], None, None).node.attrs
     wrong = [
-        (("OwnForm", x), IndexError, r"got 1 arguments; its inputs are \(a, b, c\), its attr"),
-        (("OwnForm", 1, None, [], 3, 0), TypeError, "required input 'a' takes a ge.Tensor, got"),
-        (("OwnForm", x, 1, [], 3, 0), TypeError, "optional input 'b' takes a ge.Tensor or None"),
-        (("OwnForm", x, None, x, 3, 0), TypeError, "dynamic input 'c' takes a list"),
+        (("OwnForm", x), IndexError, r"expected 5 args but got 1. Its inputs are \(a, b, c\)"),
+        (("OwnForm", 1, None, [], 3, 0), TypeError, "type: required, type must be Tensor."),
+        (("OwnForm", x, 1, [], 3, 0), TypeError, "type: optional, type must be Tensor or None."),
+        (("OwnForm", x, None, x, 3, 0), TypeError, "type: dynamic, type must be list or tuple."),
         (("OwnForm", x, None, [], "no", 0), ValueError, "attribute 'n' is a Int, got 'no'"),
-        (("OwnForm", x, None, [], 3, torch.bits8), RuntimeError, "torch.bits8 has no data type"),
-        (("NoSuchType", x), RuntimeError, "the GE operator NoSuchType is not registered"),
+        (("OwnForm", x, None, [], 3, torch.bits8), RuntimeError, "convert torch type torch.bits8"),
+        (("NoSuchType", x), RuntimeError, "No AscendIR NoSuchType was found"),
     ]  # fmt: skip
     for args, error, text in wrong:
         with pytest.raises(error, match=text):
@@ -461,18 +464,18 @@ def test_a_functional_operator_for_one_that_updates(lib):
 
 
 MISFITS = {
-    "it is not an operator overload": None,
-    "argument 's' is a Scalar": ("(Tensor x, Scalar s) -> Tensor", {}),
-    "argument 's' is a Scalar ": ("(Tensor x, Scalar[] s) -> Tensor", {}),
-    "the GE operator Misfit is not registered": ("(Tensor x) -> Tensor", None),
-    r"its tensor arguments \['x', 'y'\] are not as many as the inputs \[\('x', 'required'\)\]": (
+    "is not an instance of OpOverload and does not support auto-generate converter.": None,
+    "this op has scalar input: s, not support": ("(Tensor x, Scalar s) -> Tensor", {}),
+    "this op has scalar input: s, not support ": ("(Tensor x, Scalar[] s) -> Tensor", {}),
+    "No AscendIR Misfit was found to be registered.": ("(Tensor x) -> Tensor", None),
+    r"the number of torch tensor inputs does not match the AscendIR Misfit inputs. torch tensor "
+    r"inputs: \['x', 'y'\], AscendIR inputs: \[\('x', 'required'\)\].": (
         "(Tensor x, Tensor y) -> Tensor", {}),
-    r"its other arguments \['m', 'n'\] are more than the attributes \[\('n', 'Int'\)\] of Misfit": (
+    r"the number of torch non-tensor inputs greater than the AscendIR Misfit attrs. torch non-"
+    r"tensor inputs: \['m', 'n'\], AscendIR attrs: \[\('n', 'VT_INT'\)\].": (
         "(Tensor x, int m, int n) -> Tensor", {}),
-    "it has 2 written arguments and results, Misfit has 1 outputs": (
-        "(Tensor x) -> (Tensor, Tensor)", {}),
-    "it writes to 1 arguments, Misfit updates 0 inputs": (
-        "(Tensor(a!) x) -> ()", {}),
+    "torch outputs count: 2, AscendIR Misfit outputs: 1.": ("(Tensor x) -> (Tensor, Tensor)", {}),
+    "torch inplace count: 1, AscendIR inplace count: 0.": ("(Tensor(a!) x) -> ()", {}),
 }  # fmt: skip
 
 
@@ -493,16 +496,24 @@ def test_why_no_converter_is_generated(lib, text):
 
 
 def test_built_in_operators_get_no_generated_converter():
-    with pytest.raises(RuntimeError, match="operators of torch itself are built in"):
+    with pytest.raises(RuntimeError, match="PyTorch built-in ops not support"):
         generate(torch.ops.aten.add.Tensor)
 
 
-def test_a_misfit_is_told_and_runs_all_the_same(lib):
+def test_ports_and_attributes_of_unknown_kinds_are_refused(lib):
+    with pytest.raises(ValueError, match=r"attr type: VT_NAMED_ATTRS, name: n is not legal, attr"):
+        ge.register_operator("OwnKind", inputs=["x"], outputs=[], attrs={"n": "VT_NAMED_ATTRS"})
+    with pytest.raises(ValueError, match=r"input name: x, param type: \?\* is not legal, param"):
+        ge.register_operator("OwnKind", inputs=["x?*"], outputs=[])
+    ge.register_operator("OwnKind", inputs=["x"], outputs=["y"], attrs={"n": "VT_LIST_INT"})
+    assert prototype("OwnKind").attrs[0].kind == "ListInt"
+
+
+def test_a_declared_operator_that_does_not_fit_is_an_error(lib):
     op = define(lib, "misfit(Tensor x, int m, int n) -> Tensor", lambda x, m, n: x * m + n)
     ge.register_operator("Misfit", inputs=["x"], outputs=["y"], attrs={"n": "Int"})
-    assert "TorchCall" in check(lambda x, y: op(x, 2, 3))
-    with pytest.raises(Exception, match="its other arguments"):
-        check(lambda x, y: op(x, 2, 3), strict_converters=True)
+    with pytest.raises(Exception, match="torch non-tensor inputs greater than the AscendIR Misfit"):
+        check(lambda x, y: op(x, 2, 3))
 
 
 def test_a_node_without_meaning_names_the_way_out(lib):

@@ -135,6 +135,33 @@ def test_the_readable_file_is_beside_it(exported: Path) -> None:
     assert len(text) < 2_000_000, "payloads are left out"
 
 
+class Scaled(nn.Module):
+    """Two types, a constant, and a node of torch that is two of GE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(10, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + y + torch.ones([2, 4], dtype=torch.float16), self.scale * 2
+
+
+def test_the_readable_file_describes_values_once(tmp_path: Path) -> None:
+    """The counts are those of the original's files."""
+    x = torch.randn(2, 4, dtype=torch.bfloat16)
+    torchair.dynamo_export(x, x + 1, model=Scaled(), export_path=str(tmp_path))
+    text = (tmp_path / "dynamo.pbtxt").read_text()
+    assert text.count("dtype: DT_BF16") == 13 and text.count("  dim: 10") == 4
+    graph = air_reader.read(tmp_path / "export.air")  # the model itself keeps all
+    (scaled,) = air_reader.ops(graph, "Muls")
+    assert list(scaled.output_desc[0].shape.dim) == [10]
+    torchair.dynamo_export(
+        torch.randn(3), model=nn.Sequential(nn.ReLU(), nn.Tanh()), export_path=str(tmp_path),
+        dynamic=True,
+    )  # fmt: skip
+    assert (tmp_path / "dynamo.pbtxt").read_text().count(" dim: -1") == 4
+
+
 class Parts(nn.Module):
     """Arguments of all kinds: nested, by keyword, updated, unused, and a buffer that counts."""
 
@@ -323,7 +350,9 @@ def test_names_and_modules_that_the_user_wants(tmp_path: Path) -> None:
     graph = air_reader.read(tmp_path / "named.air")
     assert [op.name for op in air_reader.ops(graph, "Data")] == ["tokens"]
     stacks = {op.attr["nn_module_stack"].s.decode() for op in graph.op} - {""}
-    assert stacks == {"layers.0"}
+    assert stacks == {
+        "{'L__self___layers_0': (\"L['self'].layers.0\", <class 'torch.nn.modules.linear.Linear'>)}"
+    }
     assert torchair.load(tmp_path / "named.air").inputs[0].name == "tokens"
     assert config.export.export_mode is True and config.export.export_name == "named"
     assert config.experimental_config.enable_ref_data.value == "1"
@@ -440,6 +469,8 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert files == ["a", "b", "dynamo.pbtxt"]
     relation = json.loads((out / "model_relation_config.json").read_text())
     assert [d["deploy_device_id_list"] for d in relation["deploy_config"]] == ["0:0:0", "0:0:1"]
+    for part in ("deploy_config", "model_name_to_instance_id"):
+        assert [d["submodel_name"] for d in relation[part]] == ["tp0.air", "tp1.air"]
     assert relation["comm_group"][0]["group_rank_list"] == "[0, 1]"
     assert (out / "numa_config.json").exists()
     torch.manual_seed(0)

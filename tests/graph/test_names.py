@@ -511,10 +511,10 @@ SENTENCES: dict[str, tuple[type[Exception], Any]] = {
         AssertionError, lambda: ge.custom_op("X", inputs=3)),
     "element 0 is None": (RuntimeError, lambda: _loaded().run([None])),
     "ERR03005 GRAPH internal error": (RuntimeError, lambda: TorchNpuGraph().run(None)),
-    "it is not an operator overload": (RuntimeError, lambda: _validate(print)),
-    "operators of torch itself are built in": (
+    "is not an instance of OpOverload": (RuntimeError, lambda: _validate(print)),
+    "PyTorch built-in ops not support auto-generate converters.": (
         RuntimeError, lambda: _validate(torch.ops.aten.add.Tensor)),
-    "torch.bits4x2 has no data type in the GE operator IR": (
+    "Unsupported convert torch type torch.bits4x2 to ge type": (
         RuntimeError, lambda: ge.dtypes.torch_to_ge(torch.bits4x2)),
 }  # fmt: skip
 

@@ -150,11 +150,11 @@ def test_custom_op_forms(graph):
     )  # fmt: skip
     assert z[0].port == "u" and [v.port for v in z[1]] == ["v0", "v1"]
     assert graph.node("own").attrs["k"].value == [1, 2]
-    with pytest.raises(RuntimeError, match="MyOwn is not registered"):
+    with pytest.raises(RuntimeError, match="No AscendIR MyOwn was found"):
         ge.custom_op("MyOwn", x)
-    with pytest.raises(IndexError, match="arguments"):
+    with pytest.raises(IndexError, match="expected 1 args but got 2"):
         ge.custom_op("Abs", x, x)
-    with pytest.raises(TypeError, match="required input"):
+    with pytest.raises(TypeError, match="param type: required"):
         ge.custom_op("Abs", 3)
     with pytest.raises(AssertionError, match="Invalid attr"):
         ge.custom_op("MyOwn", attrs={"k": 1})

@@ -344,6 +344,12 @@ class AclGraph:
         reason = self._reason(old, args)
         if reason is not None:
             self._count(reason)
+        elif self.options.frozen_parameter:
+            logger.debug(
+                "A frozen weight of fx_graph %s has other memory than it had. The original says: "
+                "The current AclGraph no needs to be recaptured, and uses the old weight",
+                self.name,
+            )
 
     def _make_room(self, old: GraphMeta | None) -> bool:
         """At the limit: forget what was used least recently, or run eagerly for ever."""

@@ -32,6 +32,7 @@ from torchair.ge.prototypes import Prototype, is_declared, is_users, prototype, 
 from torchair.log import logger
 
 _BUILTIN = ("aten", "prim", "prims")
+_NAMES_OF_KINDS = {maker.kind: name for name, maker in attr._ATTR_TYPE_MAP.items()}
 
 
 def ge_type(target: Any) -> str:
@@ -125,7 +126,7 @@ class _Fit:
         """Raise for the first count that differs."""
         tensors, others = [a.name for a in self.tensors], [a.name for a in self.others]
         inputs = [(p.name, p.kind) for p in self.proto.inputs]
-        attrs = [(a.name, a.kind) for a in self.proto.attrs]
+        attrs = [(a.name, _NAMES_OF_KINDS.get(a.kind, a.kind)) for a in self.proto.attrs]
         results = len(self.written) + len(self.target._schema.returns)
         outputs, updated = len(self.proto.outputs), len(self.in_place)
         if len(tensors) != len(inputs):

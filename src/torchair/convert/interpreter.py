@@ -30,7 +30,7 @@ from torchair.convert.tokens import NO_TOKEN, WITH_EFFECTS, call_of, is_token
 from torchair.errors import ConversionError
 from torchair.fallbacks import Fallback, note
 from torchair.fx.passes.memory import is_bent
-from torchair.fx.source import module_path, origin_of
+from torchair.fx.source import module_stack, origin_of
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType, torch_to_ge, type_of_meta
 from torchair.ge.graph import Fact, Graph, Node, Origin, Value
@@ -219,9 +219,9 @@ class GraphConverter:
         npu = self._dispatch(node, meta)
         created = self.graph.newest(len(self.graph) - first)
         self._finish(node, meta, npu, created)
-        if self._record_modules and (path := module_path(node)):
+        if self._record_modules and (modules := module_stack(node)):
             for made in created:
-                made.attrs["nn_module_stack"] = attr.Str(path)
+                made.attrs["nn_module_stack"] = attr.Str(modules)
         if any(is_users(n.type) for n in created):
             attach_rule(node.target, self._traced(node.args), self._traced(node.kwargs), created)
         self._env[node] = ValuePack(meta, npu)
@@ -268,7 +268,7 @@ class GraphConverter:
             return meta
         if _all_empty(meta) and not is_foreign(target) and not is_refused(node, self._meta_of):
             return _map(lambda m: ge.Const(torch.empty(m.shape, dtype=m.dtype)), meta)
-        entry = find(target) or self._generated(target)
+        entry = find(target) or automatic_entry(target)
         plain = not any(isinstance(v, Value) for v in _leaves(self._packed(node.args)))
         if entry is None and plain and not _is_operator(target):
             return target(*self._packed(node.args), **self._packed(dict(node.kwargs)))
@@ -278,16 +278,6 @@ class GraphConverter:
         if entry is None or (not entry.by_user and (placed or is_refused(node, self._meta_of))):
             return self._generic(node, meta)
         return self._convert(node, entry, meta)
-
-    def _generated(self, target: Any) -> Registration | None:
-        """A converter made from the schema; where that fails, strict mode says why."""
-        try:
-            return automatic_entry(target)
-        except ConversionError as e:
-            if self._strict:
-                raise
-            logger.info("%s, generic node used", e)  # which is counted, as all generic nodes are
-            return None
 
     def _convert(self, node: fx.Node, entry: Registration, meta: Any) -> Any:
         mark = (len(self.graph.journal), len(self.graph))

@@ -62,8 +62,7 @@ def config_of(config: Any, backend: Callable[..., Any] | None) -> Any:
     theirs = getattr(backend, "keywords", {}).get("compiler_config")
     if config is not None and theirs is not None and config != theirs:
         raise ValueError(
-            "config in current backend is different from the config during cache generation. "
-            "Give cache_compile a config or a backend"
+            "config in current backend is different from the config during cache generation."
         )
     return config if config is not None else theirs
 

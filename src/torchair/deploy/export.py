@@ -31,7 +31,7 @@ from torchair.process import world
 from torchair.serde import to_message
 from torchair.serde.air import write_air
 from torchair.serde.codec import tensor_memory
-from torchair.serde.proto import pbtxt_of
+from torchair.serde.proto import described_once, pbtxt_of
 from torchair.store import atomic_write, private_dir
 
 MOST_INSIDE = (2048 - 200) << 20
@@ -242,7 +242,7 @@ class _Export:
         package.finish(self._arguments(places, names), sizes, nesting)
         graph = call.graph
         write_air(graph, self._file)
-        readable = pbtxt_of(to_message(graph, payloads=False))
+        readable = pbtxt_of(described_once(to_message(graph, payloads=False)))
         atomic_write(folder / "dynamo.pbtxt", readable.encode("utf-8", "backslashreplace"))
         if read_path(self._config, "export.experimental.auto_atc_config_generated"):
             self._write_atc(groups_of(graph))
@@ -382,7 +382,7 @@ def model_relation(name: str, groups: dict[str, list[int]], world: int) -> dict[
             for rank, model in enumerate(models)
         ],
         "model_name_to_instance_id": [
-            {"model_name": f"{model}.air", "model_instance_id": rank}
+            {"submodel_name": f"{model}.air", "model_instance_id": rank}
             for rank, model in enumerate(models)
         ],
         "comm_group": [

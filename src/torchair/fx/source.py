@@ -75,6 +75,14 @@ def module_path(node: fx.Node) -> str:
     return path.partition("].")[2] if path.startswith("L[") else path
 
 
+def module_stack(node: fx.Node) -> str:
+    """Modules that a node was traced in, from the outside in, as the original prints Dynamo's
+    notes: names, paths and classes; "" outside of all."""
+    stack = (node.meta.get("nn_module_stack") or {}).values()
+    named = {re.sub(r"\W", "_", str(path)): (path, kind) for path, kind in stack}
+    return str(named) if named else ""
+
+
 _FRAME = re.compile(r'"([^"]+)", line (\d+), in (\w+)')
 _AROUND = ("wrapper", "wrapped", "inner", "wrapped_func", "_fn")  # usual names in decorators
 

@@ -503,7 +503,7 @@ def _by_position(op_type: str, args: Sequence[Any], node_name: str | None) -> An
     if proto is None:
         reason = ConverterErrorMsg.GE_IR_NOT_REGISTERED.format(name=op_type)
         raise RuntimeError(
-            f"{reason}; declare it with ge.register_operator({op_type!r}, ...), or {_KEYWORD_FORM}"
+            f"{reason} Declare it with ge.register_operator({op_type!r}, ...), or {_KEYWORD_FORM}"
         )
     expected = len(proto.inputs) + len(proto.attrs)
     if len(args) != expected:
@@ -511,7 +511,7 @@ def _by_position(op_type: str, args: Sequence[Any], node_name: str | None) -> An
             op_type=op_type, expected=expected, actual=len(args)
         )
         inputs, attrs = _listed(proto.inputs), _listed(proto.attrs)
-        raise IndexError(f"{reason}; its inputs are {inputs}, its attributes {attrs}")
+        raise IndexError(f"{reason} Its inputs are {inputs}, its attributes {attrs}")
     fed = {p.name: _input(op_type, p, v) for p, v in zip(proto.inputs, args, strict=False)}
     given = {
         a.name: _typed(op_type, a, v, ValueError)
@@ -531,5 +531,5 @@ def _input(op_type: str, port: Port, value: Any) -> Slot:
     kinds, reason = _WANTED[port.kind]
     if not isinstance(value, kinds):
         told = reason.format(op_type=op_type, name=port.name, param_type=port.kind)
-        raise TypeError(f"{told}, got {type(value).__name__}")
+        raise TypeError(f"{told} It is a {type(value).__name__}")
     return value

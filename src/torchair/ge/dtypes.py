@@ -15,38 +15,55 @@ import torch
 
 
 class ConverterErrorMsg:
-    """Sentences with places for names and counts, under the names that the original gives them.
-
-    An error begins with such a sentence; what to do about it follows.
+    """Sentences with places for names and counts, those of the original under its names, so that
+    who knows them finds them. An error begins with such a sentence; what to do about it follows.
     """
 
-    _GENERATED = "auto-generation of a converter failed for {target}: "
+    _GENERATED = "Failed to auto-generated converter for {target} to AscendIR: "
+    _CONVERTED = "Failed to convert torch args to AscendIR args: "
+    _INPUT = _CONVERTED + "The AscendIR {op_type} input name: {name}, param type: {param_type}"
+    _LEGAL = "Please check the params definition of AscendIR {op_type}."
 
-    NOT_OP_OVERLOAD = f"{_GENERATED}it is not an operator overload"
-    BUILTIN_OP = f"{_GENERATED}operators of torch itself are built in"
-    SCALAR_INPUT = f"{_GENERATED}argument '{{name}}' is a Scalar, which no attribute kind holds"
-    GE_IR_NOT_REGISTERED = "the GE operator {name} is not registered"
+    NOT_OP_OVERLOAD = (
+        f"{_GENERATED}{{target}} is not an instance of OpOverload and does not support "
+        "auto-generate converter."
+    )
+    BUILTIN_OP = f"{_GENERATED}PyTorch built-in ops not support auto-generate converters."
+    SCALAR_INPUT = (
+        f"{_GENERATED}this op has scalar input: {{name}}, not support auto-generate converter."
+    )
+    GE_IR_NOT_REGISTERED = "No AscendIR {name} was found to be registered."
     TENSOR_INPUTS_COUNT_MISMATCH = (
-        f"{_GENERATED}its tensor arguments {{tensor_inputs}} are not as many as the inputs "
-        "{ge_inputs} of {ge_name}"
+        f"{_GENERATED}the number of torch tensor inputs does not match the AscendIR {{ge_name}} "
+        "inputs. torch tensor inputs: {tensor_inputs}, AscendIR inputs: {ge_inputs}."
     )
     NON_TENSOR_INPUTS_COUNT_MISMATCH = (
-        f"{_GENERATED}its other arguments {{non_tensor_inputs}} are more than the attributes "
-        "{ge_attrs} of {ge_name}"
+        f"{_GENERATED}the number of torch non-tensor inputs greater than the AscendIR {{ge_name}} "
+        "attrs. torch non-tensor inputs: {non_tensor_inputs}, AscendIR attrs: {ge_attrs}."
     )
     OUTPUTS_COUNT_MISMATCH = (
-        f"{_GENERATED}it has {{outputs_count}} written arguments and results, {{ge_name}} has "
-        "{ge_outputs_count} outputs"
+        f"{_GENERATED}the number of torch outputs does not match the AscendIR {{ge_name}} outputs. "
+        "torch outputs count: {outputs_count}, AscendIR {ge_name} outputs: {ge_outputs_count}."
     )
     INPLACE_COUNT_MISMATCH = (
-        f"{_GENERATED}it writes to {{inplace_count}} arguments, {{ge_name}} updates "
-        "{ge_inplace_count} inputs"
+        f"{_GENERATED}the number of inplace inputs for torch does not match the AscendIR "
+        "{ge_name} inplace. torch inplace count: {inplace_count}, AscendIR inplace count: "
+        "{ge_inplace_count}."
     )
-    ARGS_COUNT_MISMATCH = "{op_type} takes {expected} inputs and attributes, got {actual} arguments"
-    INPUT_TYPE_REQUIRED = "{op_type}: the {param_type} input '{name}' takes a ge.Tensor"
-    INPUT_TYPE_DYNAMIC = "{op_type}: the {param_type} input '{name}' takes a list of ge.Tensor"
-    INPUT_TYPE_OPTIONAL = "{op_type}: the {param_type} input '{name}' takes a ge.Tensor or None"
-    TORCH_TYPE_TO_GE_TYPE_UN_SUPPORT = "{dtype} has no data type in the GE operator IR"
+    ARGS_COUNT_MISMATCH = (
+        f"{_CONVERTED}The AscendIR {{op_type}} expected {{expected}} args but got {{actual}}."
+    )
+    INPUT_TYPE_REQUIRED = f"{_INPUT}, type must be Tensor."
+    INPUT_TYPE_DYNAMIC = f"{_INPUT}, type must be list or tuple."
+    INPUT_TYPE_OPTIONAL = f"{_INPUT}, type must be Tensor or None."
+    INPUT_TYPE_ILLEGAL = (
+        f"{_INPUT} is not legal, param type must be in: [required, dynamic, optional]. {_LEGAL}"
+    )
+    ATTR_TYPE_ILLEGAL = (
+        f"{_CONVERTED}The AscendIR {{op_type}} attr type: {{attr_type}}, name: {{name}} is not "
+        f"legal, attr type must be in: {{all_attr_types}}. {_LEGAL}"
+    )
+    TORCH_TYPE_TO_GE_TYPE_UN_SUPPORT = "Unsupported convert torch type {dtype} to ge type"
 
 
 class DataType(enum.IntEnum):

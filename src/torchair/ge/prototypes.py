@@ -13,8 +13,8 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Literal
 
-from torchair.ge.attrs import KINDS, AttrKind
-from torchair.ge.dtypes import DataType
+from torchair.ge.attrs import _ATTR_TYPE_MAP, KINDS, AttrKind
+from torchair.ge.dtypes import ConverterErrorMsg, DataType
 
 # Operators of our own, in the notation of the data file; and a constant has a result.
 _OWN = """\
@@ -183,8 +183,9 @@ def register_operator(
     `ge.attr` ("Float", "ListInt", ...), or a pair of the kind and a default. An output that has
     the name of an input is that input updated.
     """
-    specs = tuple(_attr_spec(name, spec) for name, spec in (attrs or {}).items())
-    proto = Prototype(op_type, tuple(map(_port, inputs)), tuple(map(_port, outputs)), specs)
+    specs = tuple(_attr_spec(op_type, name, spec) for name, spec in (attrs or {}).items())
+    fed, made = (tuple(_port(op_type, text) for text in ports) for ports in (inputs, outputs))
+    proto = Prototype(op_type, fed, made, specs)
     known = prototype(op_type)
     if known is not None and known != proto:
         raise ValueError(f"operator type {op_type!r} is known already, with other ports")
@@ -192,17 +193,26 @@ def register_operator(
         _declared[op_type] = proto
 
 
-def _port(text: str) -> Port:
+def _port(op_type: str, text: str) -> Port:
     name = text.rstrip("?*")
     if not name.isidentifier():
         raise ValueError(f"{text!r} is not a port: a name is wanted, with ? or * behind it")
-    return Port(name, _MARKS.get(text[len(name) :], "required"))
+    mark = text[len(name) :]
+    if mark and mark not in _MARKS:
+        reason = ConverterErrorMsg.INPUT_TYPE_ILLEGAL
+        raise ValueError(reason.format(op_type=op_type, name=name, param_type=mark))
+    return Port(name, _MARKS.get(mark, "required"))
 
 
-def _attr_spec(name: str, spec: str | tuple[str, Any]) -> AttrSpec:
+def _attr_spec(op_type: str, name: str, spec: str | tuple[str, Any]) -> AttrSpec:
     kind, default, required = (spec, None, True) if isinstance(spec, str) else (*spec, False)
+    if kind in _ATTR_TYPE_MAP:
+        kind = _ATTR_TYPE_MAP[kind].kind
     if kind not in KINDS:
-        raise ValueError(f"attribute {name!r}: unknown kind {kind!r}, expected one of {KINDS}")
+        reason = ConverterErrorMsg.ATTR_TYPE_ILLEGAL.format(
+            op_type=op_type, attr_type=kind, name=name, all_attr_types=_ATTR_TYPE_MAP.keys()
+        )
+        raise ValueError(f"{reason} Here they may also be written as {KINDS}")
     return AttrSpec(name, kind, default, required)
 
 

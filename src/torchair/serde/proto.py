@@ -389,6 +389,28 @@ def pbtxt_of(message: Any) -> str:
     return "".join(_block(op) for op in message.op)
 
 
+def described_once(message: Any) -> Any:
+    """A GraphDef whose computed values are described where FX names them, by `_meta` alone: dims
+    stand at inputs, at constants and at the results of the graph, and what is computed on the way
+    from one FX node to the next has no description. So the original's files are."""
+    given = {op.name for op in message.op if op.type in (*SOURCES, "FileConstant")}
+    for op in message.op:
+        if op.name not in given:
+            for desc in op.output_desc:
+                _describe_once(desc, False)
+        for edge, desc in zip(op.input, op.input_desc, strict=False):
+            if edge.rpartition(":")[0] not in given:
+                _describe_once(desc, op.type == "NetOutput")
+    return message
+
+
+def _describe_once(desc: Any, dims: bool) -> None:
+    if not dims:
+        desc.ClearField("shape")
+    if "_meta" not in desc.attr:
+        desc.ClearField("dtype")
+
+
 def _block(op: Any) -> str:
     lines = ["node {", f"  name: {_quoted(op.name)}", f"  op: {_quoted(op.type)}"]
     edges = [f"^{e.removesuffix(':-1')}" if e.endswith(":-1") else e for e in op.input if e]
