@@ -8,7 +8,7 @@ from __future__ import annotations
 LAYERS: dict[int, tuple[str, ...]] = {
     16: ("__main__",),
     15: ("",),
-    14: ("cli", "viz", "legacy"),
+    14: ("cli", "legacy"),
     13: ("emulate", "npu_page", "vllm_plugin"),
     12: ("inference", "llm_datadist", "npugraph_ex", "reporting"),
     11: ("deploy", "explanation", "verification"),
@@ -182,4 +182,8 @@ PUBLIC_API: frozenset[str] = frozenset(
 # Specified, not built yet: name -> what it waits for. Move a name to PUBLIC_API when it works.
 PENDING_API: dict[str, str] = {}
 
-MOST_LINES = 600
+# Budgets of a file and of a function. Statements and branches are counted, not lines: layout is for
+# the formatter.
+MOST_STATEMENTS = 450
+MOST_STATEMENTS_OF_A_FUNCTION = 40
+MOST_BRANCHES_OF_A_FUNCTION = 28

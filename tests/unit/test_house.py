@@ -356,13 +356,52 @@ def test_unit_tests_need_no_dynamo():
     assert not found, f"move to tests/graph: {found}"
 
 
-def test_source_files_stay_short():
-    long = {
-        file.relative_to(ROOT).as_posix(): lines
-        for file in source_files()
-        if (lines := len(file.read_text(encoding="utf-8").splitlines())) > layers.MOST_LINES
-    }
-    assert not long, f"split these: {long}"
+def statements(node: ast.AST) -> int:
+    """Statements inside of a node, docstrings apart."""
+    found = [n for n in ast.walk(node) if isinstance(n, ast.stmt) and n is not node]
+    return sum(not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)) for n in found)
+
+
+def branches(node: ast.AST) -> int:
+    """Decisions inside of a node."""
+    kinds = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.comprehension)
+    found = list(ast.walk(node))
+    either = sum(len(n.values) - 1 for n in found if isinstance(n, ast.BoolOp))
+    return either + sum(isinstance(n, (*kinds, ast.match_case)) for n in found)
+
+
+def budget_faults(file: Path) -> Iterator[str]:
+    """What is too large in a file."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    if (count := statements(tree)) > layers.MOST_STATEMENTS:
+        yield f"{file}: {count} statements"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if (count := statements(node)) > layers.MOST_STATEMENTS_OF_A_FUNCTION:
+                yield f"{file}: {node.name} has {count} statements"
+            if (count := branches(node)) > layers.MOST_BRANCHES_OF_A_FUNCTION:
+                yield f"{file}: {node.name} has {count} branches"
+
+
+def test_files_and_functions_stay_small():
+    faults = [fault for file in source_files() for fault in budget_faults(file)]
+    assert not faults, "split these:\n" + "\n".join(faults)
+
+
+def test_the_budget_test_itself(tmp_path):
+    file = tmp_path / "large.py"
+    most = layers.MOST_STATEMENTS_OF_A_FUNCTION
+    file.write_text('def f():\n    """Not counted."""\n' + "    a = 0\n" * most)
+    assert not list(budget_faults(file))
+    file.write_text("def f():\n" + "    a = 0\n" * (most + 1))
+    assert [f"{file}: f has {most + 1} statements"] == list(budget_faults(file))
+    tests = " and ".join(["a"] * (layers.MOST_BRANCHES_OF_A_FUNCTION + 2))
+    file.write_text(f"def f(a):\n    return {tests}\n")
+    assert [f"{file}: f has {layers.MOST_BRANCHES_OF_A_FUNCTION + 1} branches"] == list(
+        budget_faults(file)
+    )
+    file.write_text("a = 0\n" * (layers.MOST_STATEMENTS + 1))
+    assert len(list(budget_faults(file))) == 1
 
 
 def test_no_machine_paths_or_package_hosts():
