@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torchair.extensions import Kind, offer
 from torchair.process import when_imported
 from torchair.versions import __version__, check_torch
 
@@ -61,6 +62,16 @@ _LAZY = {
     "verify": "torchair.verification.api",
     "weights_changed": "torchair.deploy.weights",
 }
+_ASCEND: dict[Kind, str] = {
+    "operators": "torchair.ascend.operators",
+    "converters": "torchair.ascend.convert",
+    "rules": "torchair.ascend.rules",
+    "attention": "torchair.ascend.ops.infer_schemas",
+    "graph_check": "torchair.ascend.gegraph_check.graphs",
+    "capture_check": "torchair.ascend.gegraph_check.captured",
+    "drafts": "torchair.ascend.legacy.drafts",
+}
+"""What is loaded when a graph or a script asks for it."""
 
 
 def _teach_dynamo(_module: Any) -> None:
@@ -91,10 +102,11 @@ def begin() -> None:
     check_torch(import_module("torch").__version__)
     import torchair.backend
     import torchair.fallbacks
-    import torchair.legacy
+    import torchair.old_names
     import torchair.ops
 
-    torchair.legacy.install()
+    offer(_ASCEND)
+    torchair.old_names.install()
     when_imported({
         "torch.distributed._functional_collectives": _teach_dynamo,
         "torch._dynamo.utils": torchair.fallbacks.hand_over,
@@ -120,7 +132,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"the command line has not loaded torchair, which has {name!r}")
     home = _LAZY.get(name) or f"torchair.{name}"
     known = name in _LAZY or name in _MODULES
-    if not known and not import_module("torchair.legacy").knows(home):
+    if not known and (name.startswith("__") or not import_module("torchair.old_names").knows(home)):
         raise AttributeError(f"module 'torchair' has no attribute {name!r}")
     module = import_module(home)
     return module if home == f"torchair.{name}" else getattr(module, name)

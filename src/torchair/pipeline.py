@@ -32,8 +32,9 @@ from torchair.concrete import (
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.convert import Conversion, GraphConverter
-from torchair.convert.registry import find, summary_csv
+from torchair.convert.registry import find
 from torchair.convert.results import join_views, return_views_of_arguments
+from torchair.convert.table import summary_csv
 from torchair.devices import device_of
 from torchair.errors import ConversionError, check_interpreter, pretty_error_msg
 from torchair.fallbacks import Fallback, note, strictness

@@ -17,7 +17,7 @@ from models import LLAMA, Llama, build, llama_inputs
 from quantised import quantise
 from random_functions import Program
 from tolerance import assert_close, assert_close_to_reference, double_copy, to_double
-from torchair.ops import npu
+from torchair.ascend import ops as npu
 
 pytestmark = pytest.mark.cuda
 MODES = ("max-autotune", "reduce-overhead")

@@ -51,7 +51,7 @@ from torchair.convert import GraphConverter
 from torchair.engine.inspect.dry_run import dry_run
 from torchair.operators import infer
 from torchair.operators.reference import interpret
-from torchair.ops.npu.matmul import weight_quant_matmul
+from torchair.ops.quantised import weight_quant_matmul
 
 CHIPS = [describe(c, 80) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 3), (12, 1))]
 STREAMED = "ld.global.nc.L1::no_allocate.v4.b32"

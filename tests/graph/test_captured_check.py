@@ -13,9 +13,9 @@ from torch import fx
 
 import torchair
 import torchair.ops
-from torchair.capture.check import check_captured, fx_tasks
-from torchair.tools.gegraph_check.deadlock_check import find_conflicts
-from torchair.tools.gegraph_check.tasks import set_clocks, tasks_of
+from torchair.ascend.gegraph_check.captured import check_captured, fx_tasks
+from torchair.ascend.gegraph_check.deadlock_check import find_conflicts
+from torchair.ascend.gegraph_check.tasks import set_clocks, tasks_of
 from torchair.trace import Trace
 
 air = torch.ops.air

@@ -16,6 +16,8 @@ from architectures import CASES as MODELS
 from compiling import compiled
 from lane_tools import Sessions
 from torchair import ge, ops, scope
+from torchair.ascend.gegraph_check import align_trace, deadlock_check, filter_operators
+from torchair.ascend.gegraph_check.tasks import read_events, set_clocks, tasks_of, write_events
 from torchair.cli import main
 from torchair.engine.inspect.check import Fault, check_graph, check_plan, graph_tasks, report
 from torchair.engine.optimize.passes import GraphState
@@ -27,8 +29,6 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Origin, Value
 from torchair.operators import infer
 from torchair.serde import write_graph
-from torchair.tools.gegraph_check import align_trace, deadlock_check, filter_operators
-from torchair.tools.gegraph_check.tasks import read_events, set_clocks, tasks_of, write_events
 
 
 @pytest.fixture(autouse=True)

@@ -26,10 +26,10 @@ from torchair.fx.passes.builtin import eliminate_dead_code
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
+from torchair.labels import STREAM_LABEL
 from torchair.operators import infer
 from torchair.operators.purity import is_foreign, is_pure
 from torchair.ops import purity
-from torchair.ops.streams import STREAM_LABEL
 
 F = DataType.DT_FLOAT
 SEEN: list[str] = []

@@ -21,18 +21,18 @@ def test_importing_torchair_installs_nothing():
         assert not hasattr(torch, "npu") and not hasattr(torch.Tensor, "npu")
         assert torch._C._get_privateuse1_backend_name() == "privateuseone"
         assert importlib.util.find_spec("torch_npu") is None
-        assert not any(m.startswith("torchair.emulate") for m in sys.modules)
-        import torchair.emulate
-        assert not hasattr(torch, "npu") and not torchair.emulate.installed()
-        assert torchair.emulate.why_not() is None
+        assert not any(m.startswith("torchair.ascend.emulate") for m in sys.modules)
+        import torchair.ascend.emulate
+        assert not hasattr(torch, "npu") and not torchair.ascend.emulate.installed()
+        assert torchair.ascend.emulate.why_not() is None
     """)  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 
 def test_installing_is_light():
     done = run("-c", """if True:
-        import sys, torchair.emulate
-        torchair.emulate.install()
+        import sys, torchair.ascend.emulate
+        torchair.ascend.emulate.install()
         import torch_npu
         assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
     """)  # fmt: skip
@@ -42,8 +42,8 @@ def test_installing_is_light():
 def test_the_package_tells_what_it_has():
     done = run("-c", """if True:
         import importlib.util, sys
-        import torchair, torchair.emulate
-        assert torchair.emulate.install(3)
+        import torchair, torchair.ascend.emulate
+        assert torchair.ascend.emulate.install(3)
         import torch, torch_npu, torch_npu.npu, torch_npu.profiler, torch.npu.amp
         from torch_npu.dynamo import torchair as same
         from torch_npu.dynamo.torchair.configs.compiler_config import CompilerConfig
@@ -66,7 +66,7 @@ def test_the_package_tells_what_it_has():
         except ModuleNotFoundError as e:
             print(e)
         try:
-            torchair.emulate.install(4)
+            torchair.ascend.emulate.install(4)
         except RuntimeError as e:
             print(e)
     """)  # fmt: skip
@@ -106,11 +106,11 @@ def test_a_real_package_is_left_alone(tmp_path, with_metadata):
 def test_a_distribution_alone_is_enough_to_step_aside(tmp_path):
     make_distribution(tmp_path)
     code = """if True:
-        import sys, torch, torchair.emulate
+        import sys, torch, torchair.ascend.emulate
         before = list(sys.meta_path)
-        assert not torchair.emulate.install()
+        assert not torchair.ascend.emulate.install()
         assert sys.meta_path == before and not hasattr(torch, "npu")
-        print(torchair.emulate.why_not())
+        print(torchair.ascend.emulate.why_not())
     """
     done = run("-c", code, path=str(tmp_path))
     assert done.stdout == "torch_npu 9.9 is installed and used as it is\n", done.stderr
@@ -118,10 +118,10 @@ def test_a_distribution_alone_is_enough_to_step_aside(tmp_path):
 
 def test_another_device_is_left_alone():
     done = run("-c", """if True:
-        import torch, torchair.emulate
+        import torch, torchair.ascend.emulate
         torch.utils.rename_privateuse1_backend("other")
-        assert not torchair.emulate.install()
-        print(torchair.emulate.why_not())
+        assert not torchair.ascend.emulate.install()
+        print(torchair.ascend.emulate.why_not())
     """)  # fmt: skip
     assert "'other'" in done.stdout, done.stderr
 
@@ -130,8 +130,8 @@ def test_visible_devices_are_counted():
     done = run("-c", """if True:
         import os
         os.environ["ASCEND_RT_VISIBLE_DEVICES"] = "0, 2"
-        import torch, torchair.emulate
-        torchair.emulate.install()
+        import torch, torchair.ascend.emulate
+        torchair.ascend.emulate.install()
         print(torch.npu.device_count())
     """)  # fmt: skip
     assert done.stdout == "2\n", done.stderr
@@ -139,12 +139,12 @@ def test_visible_devices_are_counted():
 
 def test_weights_in_formats_of_the_device():
     done = run("-c", """if True:
-        import torch, torchair, torchair.emulate
+        import torch, torchair, torchair.ascend.emulate
         from torchair.experimental.inference import use_internal_format_weight
         model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1).half(), torch.nn.Linear(4, 4))
         before = {k: v.clone() for k, v in model.state_dict().items()}
         use_internal_format_weight(model)  # an error in the log: no torch_npu
-        torchair.emulate.install()
+        torchair.ascend.emulate.install()
         import torch_npu
         try:
             torchair.use_internal_format_weight(model)
@@ -183,8 +183,8 @@ def test_weights_in_formats_of_the_device():
 
 def test_graphs_made_by_hand_run_on_the_device():
     done = run("-c", """if True:
-        import torchair.emulate
-        torchair.emulate.install()
+        import torchair.ascend.emulate
+        torchair.ascend.emulate.install()
         import torch, torch_npu, torchair
         from torchair._ge_concrete_graph import ge_apis as ge
         from torchair.core import _npu_graph_executor
@@ -233,8 +233,8 @@ def test_tensors_over_addresses():
         refused(ValueError, "takes no torch.complex32", [3], torch.complex32, places)
         refused(RuntimeError, "no address", [3], torch.float32, [0])
         assert create([0], torch.float32, [0])[0].shape == (0,)
-        import torchair.emulate
-        torchair.emulate.install()
+        import torchair.ascend.emulate
+        torchair.ascend.emulate.install()
         import torch_npu
         (c,) = create((3, 4), torch.float32, places[:1])
         assert c.device.type == "npu"

@@ -14,6 +14,8 @@ from torch import nn
 from compiling import compiled
 from lowering import check as check_lowering
 from torchair import ge
+from torchair.ascend import ops as npu
+from torchair.ascend.ops.library import pack_int4
 from torchair.codegen.cpu.jit import Library, empty, run_kernel
 from torchair.codegen.cpu.matmul.kernel import choose, product
 from torchair.codegen.cpu.target import CpuTarget
@@ -23,8 +25,6 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.operators import infer
 from torchair.operators.reference import interpret
-from torchair.ops import npu
-from torchair.ops.npu.library import pack_int4
 from widths import LIBRARIES, MACHINES, ROUNDING, TYPES
 
 GUARD = 64  # bytes around scratch memory that must stay as they are

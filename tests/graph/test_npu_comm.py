@@ -10,7 +10,7 @@ import torch.distributed as dist
 from test_comm_dist import spawned
 
 import torchair
-import torchair.emulate
+import torchair.ascend.emulate
 from npu_cases import npu, randn
 
 Tensor = torch.Tensor
@@ -107,7 +107,7 @@ def check_experts(rank: int, folder: Any) -> None:
 def check_all(rank: int, folder: Any) -> None:
     check_products(rank, folder)
     check_experts(rank, folder)
-    torchair.emulate.install()
+    torchair.ascend.emulate.install()
     group = dist.new_group([0, 1], backend="hccl")
     name = group._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
     x, w = randn(2, 3, seed=rank).npu(), randn(3, 2).npu()

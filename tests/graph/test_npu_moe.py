@@ -18,7 +18,7 @@ import npu_format_references as formats
 import npu_mx_cases
 import npu_product_cases
 import torchair
-import torchair.emulate.facade
+import torchair.ascend.emulate.facade
 from npu_cases import Case, npu, randint, randn
 from op_harness import check
 from torchair.convert import GraphConverter
@@ -183,7 +183,7 @@ def test_blocks_with_numbers_that_are_none():
 
 
 def test_types_have_names():
-    facade = torchair.emulate.facade.TYPES
+    facade = torchair.ascend.emulate.facade.TYPES
     assert facade["float8_e8m0fnu"] == 293 and facade["hifloat8"] == 290
     assert facade["float4_e2m1fn_x2"] == 296
 

@@ -21,8 +21,8 @@ from npu_attention_cases import CASES as ATTENTION
 from npu_attention_cases import CK, CV, K2, ONE, Q2, V2, K, Q, V, bsh, each_batch
 from npu_cases import CASES, HALF, MODULES, Case, npu, randint, randn
 from op_harness import check, convert
+from torchair.ascend.emulate.facade import operators
 from torchair.convert import registered
-from torchair.emulate.facade import operators
 from torchair.operators import row_of
 from torchair.ops import npu as library
 
@@ -475,7 +475,7 @@ def test_operators_of_others_stay():
     there = torch.library.Library("npu", "FRAGMENT")
     there.define("npu_of_others(Tensor x) -> Tensor")
     mine = library.NpuOperator("npu_of_others(Tensor x) -> Tensor", lambda x: x + 1, lambda x: x)
-    torchair.ops.npu.library.define_missing([mine])
+    torchair.ascend.ops.library.define_missing([mine])
     with pytest.raises(NotImplementedError):
         npu.npu_of_others(torch.ones(2))
 

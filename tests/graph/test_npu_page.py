@@ -10,8 +10,8 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_cases import MODULES
-from torchair.npu_page import data_lines
-from torchair.ops import npu
+from torchair.ascend import ops as npu
+from torchair.ascend.npu_page import data_lines
 
 
 class _Called(TorchDispatchMode):
@@ -36,7 +36,7 @@ def called(case: Any) -> set[str]:
 def test_what_is_called_right_has_a_reference():
     cases = [case for module in MODULES for case in import_module(module).CASES]
     names = set().union(*(called(case) for case in cases))
-    assert set(data_lines("proven.txt")) == names, "correct ops/npu/proven.txt"
+    assert set(data_lines("proven.txt")) == names, "correct ascend/ops/proven.txt"
 
 
 @pytest.mark.parametrize("file", ["proven.txt", "limits.txt"])

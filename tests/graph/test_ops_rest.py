@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import torchair
 from op_harness import check, convert, run
 from torchair.convert import GraphConverter, registered
-from torchair.convert.registry import LEFT_OUT
+from torchair.convert.table import LEFT_OUT
 from torchair.operators import infer, row_of
 from torchair.operators.create import mix
 from torchair.operators.foreach import UNARY

@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchair
 from torchair import ge
+from torchair.ascend import ops as npu
 from torchair.engine.optimize.passes import GraphState, apply_rules
 from torchair.engine.optimize.passes.forms import (
     move_mm_weight_transpose_after_bitcast,
@@ -30,7 +31,6 @@ from torchair.ge.graph import Graph
 from torchair.ge.rewrite import verify
 from torchair.operators import infer
 from torchair.operators.slicing import END
-from torchair.ops import npu
 from torchair.process import no_garbage_collection
 
 aten = torch.ops.aten

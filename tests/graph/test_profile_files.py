@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from test_profiles import BASE, HOST, PRODUCT, WORKER, host, kernel
 
-from torchair.emulate.profiles import database, memory
-from torchair.emulate.profiles.communication import (
+from torchair.ascend.emulate.profiles import database, memory
+from torchair.ascend.emulate.profiles.communication import (
     Place,
     communication_json,
     communication_matrix_json,
 )
-from torchair.emulate.profiles.events import Profile, read
-from torchair.emulate.profiles.output import analyse, save
-from torchair.emulate.profiles.recording import Work
+from torchair.ascend.emulate.profiles.events import Profile, read
+from torchair.ascend.emulate.profiles.output import analyse, save
+from torchair.ascend.emulate.profiles.recording import Work
 from torchair.store import csv_bytes
 
 GROUP = "tag=;rank_list=0,1,3"

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from processes import run
-from torchair.emulate.profiles import output
-from torchair.emulate.profiles.events import NO_GRAPH, Profile, read, stacks
-from torchair.emulate.profiles.output import analyse, save, trace_view, write_output
-from torchair.emulate.profiles.recording import Marks, Work, of_call
+from torchair.ascend.emulate.profiles import output
+from torchair.ascend.emulate.profiles.events import NO_GRAPH, Profile, read, stacks
+from torchair.ascend.emulate.profiles.output import analyse, save, trace_view, write_output
+from torchair.ascend.emulate.profiles.recording import Marks, Work, of_call
 from torchair.store import csv_bytes
 
 BASE = 1_700_000_000_123_456_000  # nanoseconds
@@ -200,8 +200,8 @@ def test_what_was_recorded_is_analysed_later(tmp_path: Path) -> None:
 REAL = """if True:
     import csv, json, os, sys, warnings
     from pathlib import Path
-    import torchair.emulate
-    torchair.emulate.install()
+    import torchair.ascend.emulate
+    torchair.ascend.emulate.install()
     import torch, torch_npu, torchair
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -269,7 +269,7 @@ REAL = """if True:
     assert "mstx" not in (raw / "FRAMEWORK" / "trace.json").read_text()
 
     from threading import Thread
-    from torchair.emulate.profiles.events import read
+    from torchair.ascend.emulate.profiles.events import read
     def work():
         prof.enable_profiler_in_child_thread()
         torch.sigmoid(x)
@@ -316,7 +316,7 @@ def test_real_profiles(tmp_path: Path) -> None:
 
 
 def test_other_metrics_and_missing_stacks_are_refused(tmp_path: Path) -> None:
-    from torchair.emulate.profiler import profile
+    from torchair.ascend.emulate.profiler import profile
 
     with profile() as prof:
         torch.ones(2) + 1

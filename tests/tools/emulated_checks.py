@@ -193,7 +193,7 @@ def eager_attention_is_the_cpus():
 
 def eager_fused_attention_is_chosen_as_torch_does():
     """A tracer has no memory to ask about: the choice is made from dims alone."""
-    from torchair.emulate.choices import suits
+    from torchair.ascend.emulate.choices import suits
 
     q = torch.randn(2, 4, 5, 8)
     keys = [q, q[:, :2], q[:1], q[..., :4], q[:, :, :0], q.double(), q.transpose(2, 3), q[0],

@@ -210,7 +210,7 @@ def main(device: str) -> int:
 
 if __name__ == "__main__":
     if "--npu" in sys.argv:
-        import torchair.emulate
+        import torchair.ascend.emulate
 
-        torchair.emulate.install()
+        torchair.ascend.emulate.install()
     sys.exit(main("npu" if "--npu" in sys.argv else "cpu"))

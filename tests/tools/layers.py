@@ -8,8 +8,8 @@ from __future__ import annotations
 LAYERS: dict[int, tuple[str, ...]] = {
     16: ("__main__",),
     15: ("",),
-    14: ("cli", "legacy"),
-    13: ("emulate", "npu_page", "vllm_plugin"),
+    14: ("cli", "emulate", "old_names"),
+    13: ("ascend", "vllm_plugin"),
     12: ("inference", "llm_datadist", "npugraph_ex", "reporting"),
     11: ("deploy", "explanation", "verification"),
     10: ("backend",),
@@ -25,7 +25,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     0: ("fallbacks", "store", "structured"),
     -1: ("errors", "log"),
     -2: ("flags", "markup", "process", "versions"),
-    -3: ("locks",),
+    -3: ("extensions", "labels", "locks"),
 }
 
 # The same inside of a package: its modules and sub-packages, with imports in functions.
@@ -40,6 +40,12 @@ INNER: dict[str, dict[int, tuple[str, ...]]] = {
         2: ("fuse",),
         1: ("optimize",),
         0: ("lower", "options", "strides"),
+    },
+    "ascend": {
+        3: ("legacy", "npu_page"),
+        2: ("convert", "emulate", "gegraph_check", "rules"),
+        1: ("operators",),
+        0: ("ops",),
     },
 }
 
@@ -67,6 +73,7 @@ MOST_DEVICE_KINDS = 5
 # Imports of torchair modules inside a function: (importing module, imported module) -> the reason.
 # They must point down as well; what they are excused from is standing at the top of the file.
 # Example: ("torchair.backend", "torchair.pipeline"): "converters load on the first compile".
+_PROFILES = "torchair.ascend.emulate.profiles.recording"
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.cacheable"): "as for torchair.pipeline",
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
@@ -77,7 +84,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.fx.passes"): "needs torch.fx internals of the first compile",
     ("torchair", "torchair.backend"): "imports torch",
     ("torchair", "torchair.fallbacks"): "for the command line, which may not need it",
-    ("torchair", "torchair.legacy"): "imports torch",
+    ("torchair", "torchair.old_names"): "imports torch",
     ("torchair", "torchair.ops"): "imports torch",
     ("torchair.vllm_plugin", "torchair.vllm_plugin.linear"): "needs vLLM, which calls the function",
     ("torchair", "torchair.reporting.recorder"): "for graphs that are reported on",
@@ -97,16 +104,15 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.engine.compile", "torchair.engine.tune.tuner"): "loads SQLite, on request",
     ("torchair.engine.run.recipe", "torchair.codegen.cpu.matmul.pack"): "for frozen weights",
     ("torchair.deploy.compiled", "torchair.devices.base"): "loads the engine, for its handle",
-    ("torchair.emulate.launcher", "torchair.explanation.api"): "loads AOTAutograd, on request",
-    ("torchair.emulate.launcher", "torchair.runner"): "as for torchair.explanation.api",
-    ("torchair.emulate.streams", "torchair.capture"): "loads the engine, for one number",
-    ("torchair.emulate.profiles.recording", "torchair.operators"): "of a graph that has loaded it",
-    ("torchair.emulate.profiles.recording", "torchair.engine.optimize.passes.ordering"): "likewise",
-    ("torchair.emulate.profiles.recording", "torchair.ge.dtypes"): "loads GE graphs, for a profile",
-    ("torchair.emulate.profiles.recording", "torchair.ge.shapes"): "likewise",
-    ("torchair.emulate.facade", "torchair.npugraph_ex"): "a script that wants it asks",
-    ("torchair.ge.graph", "torchair.ge.compat"): "drafts are made of what the graph is made of",
-    ("torchair.legacy", "torchair.convert.registry"): "loads all converters",
+    ("torchair.ascend.emulate.launcher", "torchair.explanation.api"): "loads AOTAutograd",
+    ("torchair.ascend.emulate.launcher", "torchair.runner"): "as for torchair.explanation.api",
+    ("torchair.ascend.emulate.streams", "torchair.capture"): "loads the engine, for one number",
+    (_PROFILES, "torchair.operators"): "of a loaded graph",
+    (_PROFILES, "torchair.engine.optimize.passes.ordering"): "likewise",
+    (_PROFILES, "torchair.ge.dtypes"): "loads GE graphs, for a profile",
+    (_PROFILES, "torchair.ge.shapes"): "likewise",
+    ("torchair.ascend.emulate.facade", "torchair.npugraph_ex"): "a script that wants it asks",
+    ("torchair.old_names", "torchair.convert.registry"): "loads all converters",
     ("torchair.npugraph_ex.backend", "torchair.pipeline"): "as for torchair.backend",
     ("torchair.npugraph_ex", "torchair.fx.passes.user"): "needs torch.fx internals",
 }
@@ -118,6 +124,7 @@ NOT_AT_IMPORT: tuple[str, ...] = (
     "torch._dynamo",
     "torch._functorch",
     "torch._inductor",
+    "torchair.ascend",
     "torchair.operators",
     "torchair.codegen",
     "torchair.convert",

@@ -19,7 +19,7 @@ import torch
 from random_functions import KNOWN, NAMES, WAYS, Program, laid_out
 from random_graphs import Noise, Resize
 from random_recipe_table import TABLE
-from torchair.ops import npu
+from torchair.ascend import ops as npu
 
 npu.define()
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from random_graphs import Maker
+from torchair.ascend.emulate.profiles.output import KERNEL_COLUMNS
 from torchair.cli import main
-from torchair.emulate.profiles.output import KERNEL_COLUMNS
 from torchair.errors import SerializationError
 from torchair.ge.build import Const, Data, NetOutput, builder
 from torchair.ge.dtypes import torch_to_ge

@@ -235,7 +235,8 @@ COMMANDS = {
         "compare two data dumps, or a graph with the dump of a card", f"{_FILES}:compare", _compare
     ),
     "run": Command(
-        "run a script with an emulated npu device", "torchair.emulate.launcher:run", _run, True
+        "run a script with an emulated npu device", "torchair.ascend.emulate.launcher:run", _run,
+        True,
     ),
     "run-air": Command("run a model file on arrays", "torchair.cli.run_air:run_air", _run_air),
     "export": Command(

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from torchair.ascend.emulate import launcher
+from torchair.ascend.npu_page import npu_page
 from torchair.cli.show import print_table
 from torchair.codegen.numbers import Element
 from torchair.configs.compiler_config import OPTION_ALIASES, OPTIONS, CompilerConfig, public_path
-from torchair.convert.registry import TableLine, lines
-from torchair.emulate import launcher
-from torchair.engine.optimize.rules import TAKEN_APART
+from torchair.convert.table import TableLine, lines
+from torchair.engine.optimize.rules import TAKEN_APART, use_extensions
 from torchair.errors import did_you_mean
-from torchair.npu_page import npu_page
 from torchair.operators import Trait, row_of
 from torchair.operators.core import ANY, FLOATS, INTEGERS, NUMBERS
 
@@ -65,6 +65,7 @@ def _kernels(operators: Sequence[str]) -> tuple[str, str]:
     types = ANY.intersection(*(row.types for row in native)) if native else frozenset[Element]()
     said = TYPES.get(types, " ".join(sorted(types)))
     others = [row.type for row in rows if not row.is_native]
+    use_extensions()
     by_torch = [name for name in others if name not in TAKEN_APART]
     some = bool(native) or len(by_torch) < len(others)
     if some and by_torch:

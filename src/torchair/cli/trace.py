@@ -8,7 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from torchair.emulate import launcher
+from torchair.ascend.emulate import launcher
 from torchair.errors import CommandError
 
 _TIMELINE = "TORCHAIR_TIMELINE"

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from torchair.ascend.emulate import launcher
 from torchair.cli.show import print_report
 from torchair.cli.trace import writable_folder
-from torchair.emulate import launcher
 from torchair.errors import CommandError
 from torchair.reporting.recorder import Reporter
 from torchair.runner import observed

@@ -19,13 +19,13 @@ from torchair.capture import (
     render,
     substrate_for,
 )
-from torchair.capture.check import check_captured
 from torchair.capture.graph import wired
 from torchair.capture.updates import Updates
 from torchair.concrete.ge import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.devices import Device, device_of
 from torchair.devices.base import GraphCall
+from torchair.extensions import load
 from torchair.flags import debug_level
 from torchair.fx.forms import written
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, fx_text
@@ -75,7 +75,7 @@ class AclConcreteGraph(ConcreteGraph):
         self._dump_if_wanted("optimized")
         tell(4, lambda: fx_text(self.forward))
         if self._settings.deadlock_check:
-            check_captured(self.forward, self.name, trace)
+            load("capture_check").check_captured(self.forward, self.name, trace)
         self._load(device_of(given).with_results_on(devices_of_results(self.forward)))
         trace.show_program(self.name, self.codegen)
         artifact(f"{self.name}_capture", self.codegen)

@@ -15,7 +15,7 @@ __all__ = [
 
 FAMILIES = (
     "activation", "air", "attention", "comm", "control", "create", "elementwise", "foreach",
-    "index", "matmul", "norm", "npu_forms", "npu_products", "pool", "quantised", "reduce", "shape",
+    "index", "matmul", "norm", "pool", "quantised", "reduce", "shape",
 )  # fmt: skip
 
 for _family in FAMILIES:

@@ -26,7 +26,6 @@ from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda.target import cuda
 from torchair.codegen.kept import kept
 from torchair.codegen.target import BrokenKernels, Target
-from torchair.engine.inspect.check import report
 from torchair.engine.inspect.texts import kernels_text, plan_text
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
 from torchair.engine.optimize.passes.ordering import Lanes
@@ -42,6 +41,7 @@ from torchair.engine.run.native import NativeProgram, ProgramPool
 from torchair.engine.run.workspace import SPACES, MemberPool, Workspace
 from torchair.engine.tune import Wish
 from torchair.engine.units.native_units import NativeUnits
+from torchair.extensions import load
 from torchair.fallbacks import Fallback, note, strictness
 from torchair.ge.dtypes import HALF_TYPES
 from torchair.ge.graph import Graph, Node, Value
@@ -151,7 +151,9 @@ class GraphCompiler:
         """Bring the graph into the form that runs, unless it is to run `as_it_is`."""
         state, options = self._state, self._options
         if options.check_streams:
-            report(self.graph, state.assigned, self.lanes, options.cores)
+            load("graph_check").report(
+                self.graph, state.assigned, self.lanes, options.cores
+            )
         state.follow(options, self.target)
         if options.switches:
             warn_unknown(options.switches, SWITCHED)

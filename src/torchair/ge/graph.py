@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from torchair.errors import GraphError, without_marks
+from torchair.extensions import load
 from torchair.ge.attrs import Attr, Attributes, Blank, Description, Edges, NodeAttributes
 from torchair.ge.dtypes import DataType, dtype_name, type_of_meta
 from torchair.ge.prototypes import Prototype, prototype
@@ -332,9 +333,7 @@ class Operators(list[Node]):
 
     def add(self) -> Any:
         """A new operator, to be written field by field."""
-        from torchair.ge.compat import Draft
-
-        return Draft(self._graph)
+        return load("drafts").Draft(self._graph)
 
 
 Infer = Callable[[Node], Sequence[Fact]]

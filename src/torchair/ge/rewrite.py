@@ -23,7 +23,7 @@ from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType, dtype_name
 from torchair.ge.graph import INPUTS, Graph, Node, Value, topological
 from torchair.ge.shapes import on_wire
-from torchair.ops.streams import STREAM_LABEL
+from torchair.labels import STREAM_LABEL
 
 Build = Callable[[], Any]
 """Builds what stands for the results of a node; it may still raise Mismatch."""

@@ -17,7 +17,7 @@ __all__ = [
     "register_replacement",
 ]  # fmt: skip
 
-_MODULES = ("inference", "ops", "scope")  # names that live elsewhere, see `legacy/table.py`
+_MODULES = ("inference", "ops", "scope")  # names that live elsewhere, see `ascend/legacy/table.py`
 
 
 def __getattr__(name: str) -> Any:

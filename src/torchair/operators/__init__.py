@@ -27,10 +27,8 @@ __all__ = [
 
 FAMILIES = (
     "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
-    "gated", "generic", "index", "loss", "norm", "npu_products", "pool", "quant", "reduce",
+    "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce",
     "scatter", "shape", "slicing",
-    "npu_native", "npu_routing",
-    "npu_forms",  # what the others leave
 )  # fmt: skip
 
 for _family in FAMILIES:

@@ -19,9 +19,10 @@ import torch
 from torchair.codegen.numbers import FLOATS, Element
 from torchair.codegen.target import HeadKind
 from torchair.errors import MissingHostValue
+from torchair.extensions import load
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact, Graph, Node, Value
-from torchair.ge.prototypes import UserKernel, user_kernel
+from torchair.ge.prototypes import UserKernel, is_users, user_kernel
 from torchair.ge.shapes import Shape, broadcast
 
 SIDE_EFFECTS = ("PrintV2", "AttentionToFFN", "FFNToAttention")
@@ -234,18 +235,20 @@ class Row:
 
 
 _rows: dict[str, Row] = {}
+_beside: dict[str, Row] = {}  # for nodes that the rows of these types do not cover
 _of_user: list[Callable[[UserKernel], Row]] = []  # the one that makes rows of users
 
 
 def add_row(
     op_type: str, rule: Rule, kernel: Callable[[Op], Kernel], traits: Trait = Trait.NONE, *,
-    host: Iterable[str] = (), instead: bool = False, **more: Any,
+    host: Iterable[str] = (), instead: bool = False, beside: bool = False, **more: Any,
 ) -> None:  # fmt: skip
-    """Enter one operator into the table, `instead` of the row that it has; `more` are fields of
-    its `Row`."""
-    if op_type in _rows and not instead:
+    """Enter one operator into the table, `instead` of the row that it has, or `beside` it for
+    nodes that it does not cover; `more` are fields of its `Row`."""
+    if op_type in _rows and not instead and not beside:
         raise ValueError(f"{op_type} has a row already: give another type, or instead=True")
-    _rows[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), **more)
+    table = _beside if beside else _rows
+    table[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), **more)
 
 
 def native(
@@ -344,16 +347,31 @@ def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def row_of(op_type: str) -> Row | None:
     """The row of a type, None when neither the catalogue nor a user gives it a meaning."""
-    row = _rows.get(op_type)
+    row = _declared_row(op_type)
     if row is not None:
         return row
     kernel = user_kernel(op_type)
     return None if kernel is None else _of_user[0](kernel)
 
 
+def _declared_row(op_type: str) -> Row | None:
+    """The row that the table has; a type of GE that it has none for may be an extension's."""
+    row = _rows.get(op_type)
+    if row is None and op_type != "NetOutput" and not is_users(op_type):
+        load("operators")
+        row = _rows.get(op_type)
+    return row
+
+
+def row_beside(op_type: str) -> Row:
+    """The row for nodes that the row of their type does not cover, which an extension has."""
+    load("operators")
+    return _beside[op_type]
+
+
 def is_declared(op_type: str) -> bool:
     """Whether the table has a row of this type: its traits say what it does."""
-    return op_type in _rows
+    return _declared_row(op_type) is not None
 
 
 def operands_of(node: Node) -> list[Value]:
@@ -410,8 +428,14 @@ def steering_nodes(graph: Graph) -> set[Node]:
     return found
 
 
+def loaded_rows() -> dict[str, Row]:
+    """The table as far as it is loaded: graphs that exist have no other operators."""
+    return _rows
+
+
 def rows() -> dict[str, Row]:
-    """The whole table."""
+    """The whole table, with the rows of extensions."""
+    load("operators")
     return dict(_rows)
 
 

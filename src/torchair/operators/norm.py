@@ -15,7 +15,6 @@ from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
 from torchair.operators.core import Kernel, Op, add_row, call, like, native, same_as
 from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
-from torchair.ops.npu import activation
 
 aten = torch.ops.aten
 _native_group_norm: Any = torch.native_group_norm
@@ -75,7 +74,8 @@ def _normalised(o: Op) -> tuple[int, ...]:
     return _trailing(len(o.shape("x")), len(o.ints("normalized_shape")))
 
 
-def _like_gamma(port: str) -> Callable[[Op], tuple[int, ...]]:
+def like_gamma(port: str) -> Callable[[Op], tuple[int, ...]]:
+    """The last dims of an input, as many as `gamma` has."""
     return lambda o: _trailing(len(o.shape(port)), len(o.shape("gamma")))
 
 
@@ -115,19 +115,20 @@ def layer_norm(o: LowerOp) -> list[Lowered]:
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate((y, middle, rstd))]
 
 
-def _parameters_wanted(o: Op) -> str | None:
+def parameters_wanted(o: Op) -> str | None:
+    """Why a gradient is not computed by rows alone."""
     read = any(v.uses for v in o.node.outputs[1:])
     return "gradients of parameters are sums over other dims" if read else None
 
 
 @native(
     "LayerNormGradV3", like("x", "gamma", "gamma"), lambda op: _layer_norm_grad, kind="reduce",
-    domain="x", reduces=_like_gamma("x"), declines=_parameters_wanted,
+    domain="x", reduces=like_gamma("x"), declines=parameters_wanted,
 )  # fmt: skip
 def layer_norm_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of the input: rstd * (g - mean(g) - hat * mean(g * hat)) where g = dy * gamma
     and hat is the normalised input."""
-    axes, rstd = _like_gamma("x")(o), o.tensor("rstd")
+    axes, rstd = like_gamma("x")(o), o.tensor("rstd")
     grad = elementwise(f.mul, o.tensor("dy"), o.tensor("gamma"))
     hat = elementwise(f.mul, elementwise(f.sub, o.tensor("x"), o.tensor("mean")), rstd)
     middle = f.mean(o, grad, axes)
@@ -161,14 +162,14 @@ def _add_rms_norm(x1: Any, x2: Any, gamma: Any, eps: float) -> tuple[torch.Tenso
 
 def over_root(o: LowerOp, x: Lowered, port: str) -> list[Lowered]:
     """Elements over the root of the mean of their squares, and one over that root."""
-    squares = f.mean(o, elementwise(f.square, x), _like_gamma(port)(o))
+    squares = f.mean(o, elementwise(f.square, x), like_gamma(port)(o))
     rstd = elementwise(inverse_root(o.attr("epsilon")), squares)
     return [elementwise(f.mul, elementwise(f.mul, x, rstd), o.tensor("gamma")), rstd]
 
 
 @native(
     "RmsNorm", lambda op: root_facts(op, "x"), call(_rms_norm, "epsilon"), kind="reduce",
-    domain="x", reduces=_like_gamma("x"),
+    domain="x", reduces=like_gamma("x"),
 )  # fmt: skip
 def rms_norm(o: LowerOp) -> list[Lowered]:
     """The norm and the inverse root."""
@@ -178,32 +179,13 @@ def rms_norm(o: LowerOp) -> list[Lowered]:
 
 @native(
     "AddRmsNorm", lambda op: [*root_facts(op, "x1"), *like("x1")(op)],
-    call(_add_rms_norm, "epsilon"), kind="reduce", domain="x1", reduces=_like_gamma("x1"),
+    call(_add_rms_norm, "epsilon"), kind="reduce", domain="x1", reduces=like_gamma("x1"),
     declines=f.mixed, types=FLOATS,
 )  # fmt: skip
 def add_rms_norm(o: LowerOp) -> list[Lowered]:
     """The same of a sum, and the sum itself."""
     x = elementwise(f.add, o.tensor("x1"), o.tensor("x2"))
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate([*over_root(o, x, "x1"), x])]
-
-
-@native(
-    "RmsNormGrad", lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
-    call(lambda dy, x, rstd, gamma: activation.rms_norm_backward(dy, x, gamma, rstd)),
-    kind="reduce", domain="x", reduces=_like_gamma("x"), declines=_parameters_wanted,
-)  # fmt: skip
-def rms_norm_grad(o: LowerOp) -> list[Lowered | None]:
-    """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
-    the normalised input."""
-    rstd = o.tensor("rstd")
-    grad = elementwise(f.mul, o.tensor("dy"), o.tensor("gamma"))
-    hat = elementwise(f.mul, o.tensor("x"), rstd)
-    middle = f.mean(o, elementwise(f.mul, grad, hat), _like_gamma("x")(o))
-
-    def element(g: Expr, h: Expr, m: Expr, r: Expr) -> Expr:
-        return f.mul(r, f.sub(g, f.mul(h, m)))
-
-    return [f.typed(elementwise(element, grad, hat, middle, rstd), o.out_dtype()), None]
 
 
 # ---- group norm, channels first ----

@@ -1,7 +1,7 @@
 """Operators of the `air` library: ordering marks, events, print, attention. Marks and events order
 what runs on streams; eager code runs in order anyway."""
 
-from torchair.ops.npu.infer_schemas import (
+from torchair.ops.attention import (
     npu_fused_infer_attention_score,
     npu_fused_infer_attention_score_v2,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from torchair.ops.streams import STREAM_LABEL, STREAM_PRIORITY
+from torchair.labels import STREAM_LABEL, STREAM_PRIORITY
 
 __all__ = [
     "data_dump", "limit_core_num", "npu_stream_switch", "npu_wait_tensor", "op_never_timeout",

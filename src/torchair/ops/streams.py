@@ -15,13 +15,8 @@ import torch
 from torch.fx.node import has_side_effect
 
 from torchair.errors import ScopeError
+from torchair.labels import STREAM_LABEL, STREAM_PRIORITY
 from torchair.locks import Lock
-
-STREAM_LABEL = "_user_stream_label"
-"""The attribute of a node, and of a scope, that names its stream."""
-
-STREAM_PRIORITY = "_user_stream_priority"
-"""Likewise its priority: -1 is a high one, 0 the default."""
 
 
 def accelerator() -> Any:

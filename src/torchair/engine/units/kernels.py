@@ -20,10 +20,10 @@ from torchair.engine.units import emitter
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
 from torchair.log import tell
-from torchair.operators import Op, rows
+from torchair.operators import Op
 from torchair.operators.attention import is_plain
 from torchair.operators.contraction import Window
-from torchair.operators.core import TYPES, operands_of
+from torchair.operators.core import TYPES, loaded_rows, operands_of
 
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
 _ACTIVATIONS = ("f32", "bf16", "f16")
@@ -69,7 +69,8 @@ def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[
         "attention": check(_attention_unfit, _attention),
         "pool": check(_pool_unfit, _pool),
     }
-    return {t: (row.head, kinds[row.head]) for t, row in rows().items() if row.head is not None}
+    found = loaded_rows().items()
+    return {t: (row.head, kinds[row.head]) for t, row in found if row.head is not None}
 
 
 def _rows(node: Node) -> int | None:

@@ -15,8 +15,8 @@ from torchair.fx.passes import values
 from torchair.fx.passes.memory import Storages
 from torchair.fx.passes.streams import mark_streams
 from torchair.ge.shapes import contiguous_strides
+from torchair.labels import STREAM_LABEL
 from torchair.log import logger
-from torchair.ops.streams import STREAM_LABEL
 
 # ---- a concatenation along the first dim -> its parts are computed where they belong
 

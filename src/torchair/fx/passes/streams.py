@@ -16,8 +16,9 @@ from torchair.errors import ScopeError
 from torchair.fx.passes import values
 from torchair.fx.passes.memory import Storages
 from torchair.fx.source import source_line
+from torchair.labels import STREAM_LABEL
 from torchair.log import logger
-from torchair.ops.streams import DEFAULT_STREAM, STREAM_LABEL
+from torchair.ops.streams import DEFAULT_STREAM
 from torchair.passes import NO_CONTEXT, FxContext
 
 air = torch.ops.air

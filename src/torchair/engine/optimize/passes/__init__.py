@@ -14,7 +14,12 @@ import torch
 
 from torchair.engine.optimize.passes import forms, ordering
 from torchair.engine.optimize.passes.ordering import GraphState
-from torchair.engine.optimize.rules import PATTERNS, QUANTISED_PATTERNS, RULES
+from torchair.engine.optimize.rules import (
+    PATTERNS,
+    QUANTISED_PATTERNS,
+    RULES,
+    use_extensions,
+)
 from torchair.engine.options import EngineOptions
 from torchair.fallbacks import Fallback, note
 from torchair.flags import debug_level
@@ -39,6 +44,7 @@ _MERGE_LIMIT = 1 << 12  # bytes of constants that are compared
 
 def apply_rules(graph: Graph, state: GraphState) -> None:
     """Remove identity work and fold transposes and biases into matrix products."""
+    use_extensions()
     rules = [r for r in RULES if state.switches.get(r.name, True)]
     stays = is_anchor if state.dead_code else lambda node: True
     rewrite(graph, rules, _speaker("rule"), stays, state)
@@ -46,6 +52,7 @@ def apply_rules(graph: Graph, state: GraphState) -> None:
 
 def fuse_patterns(graph: Graph, state: GraphState) -> None:
     """Norms, activations, rotary embeddings and attention in simple operators -> fused ones."""
+    use_extensions()
     served = [p for p in PATTERNS if state.quantised or p not in QUANTISED_PATTERNS]
     patterns = [p for p in served if state.fuses(p.name)]
     rewrite(graph, patterns, _speaker("pattern"), is_anchor, state)

@@ -11,7 +11,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import INPUTS, Graph, Node, Value
 from torchair.ge.rewrite import cast, swaps_last_two
 from torchair.ge.shapes import is_static
-from torchair.ops.streams import STREAM_LABEL
+from torchair.labels import STREAM_LABEL
 
 
 def split_norm_gradients(graph: Graph, state: GraphState) -> None:

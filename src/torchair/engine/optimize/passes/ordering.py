@@ -18,11 +18,11 @@ from torchair.ge.graph import INPUTS, Graph, Node, Value, needed_by, topological
 from torchair.ge.prototypes import TORCH_CALLS
 from torchair.ge.shapes import free_symbols
 from torchair.ge.signature import InputSource
+from torchair.labels import STREAM_LABEL
 from torchair.operators import Trait, has_trait
 from torchair.operators.core import SIDE_EFFECTS
 from torchair.operators.generic import is_collective
 from torchair.operators.purity import draws, is_foreign
-from torchair.ops.streams import STREAM_LABEL
 
 
 @dataclass

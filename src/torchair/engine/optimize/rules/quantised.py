@@ -14,7 +14,7 @@ from torchair.ge import rewrite
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import Node, Value
 from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, cast, made_by, operands, shape_of
-from torchair.ops.npu.quant import OFFSET_BIT, OFFSET_BITS
+from torchair.ops.quantised import OFFSET_BIT, OFFSET_BITS
 
 QUANTISED_PATTERNS = RuleSet()
 """For targets that have kernels for products with quantised weights."""

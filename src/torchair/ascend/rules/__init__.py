@@ -1,0 +1,12 @@
+"""Rewrite rules for operators of the `npu` library. Importing this enters them into the table."""
+
+from torchair.ascend.rules.attention import NPU_ATTENTION
+from torchair.ascend.rules.caches import CACHE_RULES
+from torchair.ascend.rules.fused import NPU_RULES
+from torchair.engine.optimize.rules import PATTERNS, RULES, TAKEN_APART
+
+_STAYS = "MlaPrologV3"  # only its caches are taken off
+
+RULES += [*CACHE_RULES, *NPU_RULES]
+PATTERNS += NPU_ATTENTION
+TAKEN_APART |= {name for rule in (*CACHE_RULES, *NPU_RULES) for name in rule.last} - {_STAYS}
