@@ -17,9 +17,10 @@ from compiling import compiled
 from lane_tools import Sessions
 from torchair import ge, ops, scope
 from torchair.ascend.gegraph_check import align_trace, deadlock_check, filter_operators
+from torchair.ascend.gegraph_check.graphs import graph_tasks, report
 from torchair.ascend.gegraph_check.tasks import read_events, set_clocks, tasks_of, write_events
 from torchair.cli import main
-from torchair.engine.inspect.check import Fault, check_graph, check_plan, graph_tasks, report
+from torchair.engine.inspect.check import Fault, check_graph, check_plan
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import Lanes, mapping_assign_op_to_graph_output
 from torchair.engine.options import finalize_graph_engine

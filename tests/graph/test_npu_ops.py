@@ -21,10 +21,10 @@ from npu_attention_cases import CASES as ATTENTION
 from npu_attention_cases import CK, CV, K2, ONE, Q2, V2, K, Q, V, bsh, each_batch
 from npu_cases import CASES, HALF, MODULES, Case, npu, randint, randn
 from op_harness import check, convert
+from torchair.ascend import ops as library
 from torchair.ascend.emulate.facade import operators
 from torchair.convert import registered
 from torchair.operators import row_of
-from torchair.ops import npu as library
 
 Tensor = torch.Tensor
 ALL = [*CASES, *ATTENTION]

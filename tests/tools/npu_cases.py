@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import npu_references as reference
-from torchair.ops import npu as library
+from torchair.ascend import ops as library
 
 library.define()
 npu = torch.ops.npu

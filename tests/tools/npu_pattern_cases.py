@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from npu_cases import BF16, npu, randn
-from torchair.ops import npu as library
+from torchair.ascend import ops as library
 
 library.define()
 X1, X2, GAMMA = (t.to(BF16) for t in (randn(2, 3, 16), randn(2, 3, 16, seed=1), randn(16)))

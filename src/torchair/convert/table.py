@@ -84,7 +84,8 @@ def _line(target: Any, entry: Registration) -> TableLine:
     path, name = Path(entry.file), target_name(target)
     types = tuple(dict.fromkeys(_types(entry.fn, set())))
     place = str(path) if entry.by_user else path.relative_to(_PACKAGE).as_posix()
-    return TableLine(name, types, path.stem, place, entry.line, proven().get(name, ()))
+    family = f"npu {path.stem}" if place.startswith("ascend/") else path.stem
+    return TableLine(name, types, family, place, entry.line, proven().get(name, ()))
 
 
 def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
