@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cuda_graphs import data
 from cuda_tools import HOPPER, made
 from ptx_machine import Memory, launch
 from torchair import ge
@@ -35,8 +36,6 @@ CONVOLUTION: dict[str, Any] = {
 }  # fmt: skip
 
 
-def data(index: int, *dims: int, dtype: DataType = DataType.DT_BF16) -> ge.Tensor:
-    return ge.Data(index=index, dtype=dtype, shape=list(dims), placement="NPU")
 
 
 def kinds(plan: Plan) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cuda_plans import data
 
 import torchair
+from cuda_graphs import data
 from cuda_tools import HOPPER
 from models import LLAMA, Llama, build, llama_inputs
 from ptx_machine import Memory, launch

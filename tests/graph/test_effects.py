@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_capture_tape import Captured
 from torch import fx
 
 import torchair
+from tape_tools import Captured
 from torchair import ge
 from torchair.capture.rehearsal import host_nodes
 from torchair.convert.generic import torch_call

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from test_docs import ROOT, blocks
-from test_golden import (
+
+from golden_tools import (
     DEMO_DYNAMIC,
     DEMO_MARK_STATIC,
     DEMO_STATIC,
@@ -15,7 +16,6 @@ from test_golden import (
     first_dump,
     normalized,
 )
-
 from processes import TOOLS, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ascend"

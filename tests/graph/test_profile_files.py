@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_profiles import BASE, HOST, PRODUCT, WORKER, host, kernel
 
+from profile_tools import BASE, HOST, PRODUCT, WORKER, host, kernel
 from torchair.ascend.emulate.profiles import database, memory
 from torchair.ascend.emulate.profiles.communication import (
     Place,

@@ -5,45 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from processes import run
+from profile_tools import BASE, PRODUCT, WORKER, host, kernel
 from torchair.ascend.emulate.profiles import output
 from torchair.ascend.emulate.profiles.events import NO_GRAPH, Profile, read, stacks
 from torchair.ascend.emulate.profiles.output import analyse, save, trace_view, write_output
 from torchair.ascend.emulate.profiles.recording import Marks, Work, of_call
 from torchair.store import csv_bytes
 
-BASE = 1_700_000_000_123_456_000  # nanoseconds
-HOST, WORKER = 70, 71
-
-
-def host(name: str, begin: float, end: float, kind: str = "cpu_op", **args: Any) -> dict[str, Any]:
-    return {
-        "ph": "X", "cat": kind, "name": name, "pid": HOST, "tid": HOST, "ts": begin,
-        "dur": end - begin, "args": args,
-    }  # fmt: skip
-
-
-def kernel(
-    work: Work, begin: float, end: float, stream: int = 0, thread: int = HOST
-) -> dict[str, Any]:
-    where = {"device": 0, "stream": stream, "caller": HOST, "thread": thread, "threads": 2}
-    return {
-        "ph": "X", "cat": "kernel", "name": work.type, "pid": 0, "tid": stream, "ts": begin,
-        "dur": end - begin, "args": {**where, **asdict(work)},
-    }  # fmt: skip
-
-
-PRODUCT = Work(
-    "MatMulV2+Relu", "AI_CORE", ["MatMulV2_1", "Relu_1"], [("FLOAT", [2, 3]), ("BF16", [3])],
-    [("FLOAT", [2, -1])], "graph_7", "static",
-)  # fmt: skip
 TALK = Work("HcomAllReduce", "COMMUNICATION", ["all_reduce"], graph="graph_7")
 EAGER = of_call("aten::add", [torch.ones(2, 2), 1], {}, torch.ones(2, 2, dtype=torch.float64))
 

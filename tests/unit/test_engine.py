@@ -1,6 +1,7 @@
 """The engine below torch.compile: memory plan, passes, planner, sessions on hand-built graphs."""
 
 import random
+import sys
 import warnings
 
 import pytest
@@ -424,9 +425,10 @@ def test_unfed_inputs_reach_kernels_that_take_any_number():
 # ---- long graphs ----
 
 
-def test_a_chain_of_20000_nodes_compiles_without_recursion():
-    """Exact operators only, so that the result can be compared bit by bit."""
-    rounds = 1200
+def test_a_chain_of_5000_nodes_compiles_without_recursion():
+    """Exact operators only, so that the result can be compared bit by bit. Five times as many nodes
+    as Python allows calls."""
+    rounds = 300
     with Graph("long", infer) as g:
         x, low, high = data(0, (8, 8)), data(1, (8, 8)), data(2, (8, 8))
         h = x
@@ -436,7 +438,7 @@ def test_a_chain_of_20000_nodes_compiles_without_recursion():
             h = ge.Add(ge.Mul(ge.Neg(y), ge.Mul(y, low)), ge.Reshape(pairs, [8, 8]))
             h = ge.Minimum(ge.Maximum(h, low), high)
         NetOutput([h])
-    assert len(g) > 20_000
+    assert len(g) > 5 * sys.getrecursionlimit()
     values = [torch.randint(-9, 9, (8, 8)).float() for _ in range(3)]
     expected = values[0]
     for _ in range(rounds):

@@ -8,8 +8,8 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -109,11 +109,14 @@ def source_files(package: Path = PACKAGE) -> list[Path]:
     return sorted(package.rglob("*.py"))
 
 
-def import_edges(package: Path = PACKAGE) -> Iterator[ImportEdge]:
+@cache
+def import_edges(package: Path = PACKAGE) -> list[ImportEdge]:
+    found = []
     for file in source_files(package):
         finder = ImportFinder(file, package)
         finder.visit(ast.parse(file.read_text(encoding="utf-8"), str(file)))
-        yield from finder.edges
+        found += finder.edges
+    return found
 
 
 def known_to(edge: ImportEdge) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_vector_maths import BINARY, UNARY
 
 from lowering import LIBRARIES, widened
+from maths_cases import BINARY, UNARY
 from nest_plain import PLAIN
 from torchair.codegen.cpu.jit import Library, host, run_kernel
 from torchair.codegen.cpu.nest import print_nest
