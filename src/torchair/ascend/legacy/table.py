@@ -101,6 +101,8 @@ torchair._acl_concrete_graph.graph_pass:
     torchair.fx.passes.inplace reinplace_inplaceable_ops_pass reinplace_input_mutated_ops
         _mutated_input_reinplace=reinplace_input_mutated_ops
     torchair.ops.streams._here _GLOBAL_SCOPE_TAG_TO_EVENT=events
+torchair.ops.npu:
+    torchair.ascend.ops FAMILIES NpuOperator PACKAGE define operators real_package
 # a public name, with its operators
 torchair.scope: torchair.ops.scope *
 torchair.scope._scope_attr: torchair.ops.streams _GLOBAL_TAG_TO_STREAM=STREAMS
