@@ -36,7 +36,7 @@ from common import (
 )
 from contestants import APART, torchair_backend
 from memory import forget_peak
-from vision import model_and_picture
+from vision import model_and_picture, timm
 
 Inputs = dict[str, Tensor]
 Step = Callable[[], Tensor]
@@ -53,7 +53,18 @@ class Entry:
 
     def missing(self) -> bool:
         """Whether the package is not installed."""
+        if self.needs == "timm":
+            return not has_timm()
         return bool(self.needs) and importlib.util.find_spec(self.needs) is None
+
+
+@functools.cache
+def has_timm() -> bool:
+    """Whether the package timm is installed, which a benchmark has the name of."""
+    try:
+        return timm() is not None
+    except ImportError:
+        return False
 
 
 # ---- models
@@ -220,8 +231,9 @@ def training_step(name: str, way: str, autocast: bool) -> Step:
     return step
 
 
+@torch.enable_grad()
 def measure(name: str, ways: list[str], autocast: bool, windows: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a step and of the start of each contestant, and the first losses they print."""
+    """Seconds of a step, and of the start, of each contestant."""
     steps, starts = {}, {}
     for way in ways:
         begun = time.perf_counter()
@@ -230,6 +242,7 @@ def measure(name: str, ways: list[str], autocast: bool, windows: dict[str, Any])
     return {"times": interleaved(steps, **windows), "starts": starts}
 
 
+@torch.enable_grad()
 def peak(name: str, way: str, autocast: bool) -> dict[str, float]:
     """MiB that steps need beyond what stays between them, in this process."""
     step = training_step(name, way, autocast)

@@ -68,6 +68,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("prologue --quick", ("Dynamo", "AOTAutograd", "native code")),
         ("start --quick --only cached", ("torch", "weights", "beyond", "target")),
         ("streams --quick", ("one lane", "two lanes", "ratio")),
+        ("training --quick --no-inductor --only MLP", ("ours / eager", "geometric mean")),
         ("verify --calls 1 --only mlp", ("eager", "verified", "right")),
     ],
 )
