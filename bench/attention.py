@@ -89,11 +89,23 @@ def contest(team: Team, name: str, case: tuple[Any, ...]) -> tuple[dict[str, Any
     out = torch.empty_like(q)
     spread = None if mask is None else mask.expand(1, heads, length, span)
     spec = Attention(
-        name, 1, heads, kv_heads, length, span, width, width,
-        q.stride(), k.stride(), v.stride(), out.stride(), width**-0.5, causal,
+        name,
+        1,
+        heads,
+        kv_heads,
+        length,
+        span,
+        width,
+        width,
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        out.stride(),
+        width**-0.5,
+        causal,
         None if mask is None else "bool" if mask.dtype == torch.bool else name,
         (0, 0, 0, 0) if spread is None else spread.stride(),
-    )  # fmt: skip
+    )
     start = time.perf_counter()
     made = attention(spec, team.library.machine)
     team.library.address(made.kernel)

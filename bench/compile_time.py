@@ -59,9 +59,14 @@ def main() -> None:
     shown = table("torch.compile, seconds", names)
     for i, (floor, ours, keeping, warm) in enumerate(rows):
         shown.add_row(
-            str(i + 1), f"{floor:.2f}", f"{ours:.2f}", f"{ours - floor:+.2f}", f"{keeping:.2f}",
-            f"{warm:.2f}", f"{warm - floor:+.2f}",
-        )  # fmt: skip
+            str(i + 1),
+            f"{floor:.2f}",
+            f"{ours:.2f}",
+            f"{ours - floor:+.2f}",
+            f"{keeping:.2f}",
+            f"{warm:.2f}",
+            f"{warm - floor:+.2f}",
+        )
     console.print(shown)
     beyond = statistics.median(row[1] - row[0] for row in rows)
     left = statistics.median(row[3] - row[0] for row in rows)

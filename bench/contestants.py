@@ -158,7 +158,9 @@ PEERS = {
 OURS = (
     Contestant("torchair", through_compile(torchair_backend), ours=True, compiler=True),
     Contestant(
-        "torchair frozen", through_compile(lambda: torchair_backend(True)),
-        ours=True, compiler=True,
+        "torchair frozen",
+        through_compile(lambda: torchair_backend(True)),
+        ours=True,
+        compiler=True,
     ),
-)  # fmt: skip
+)

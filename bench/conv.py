@@ -110,9 +110,20 @@ def contest(team: Team, dtype: str, winograd: int, layer: tuple[int, ...]) -> Co
     weight /= (channels * kernel * kernel) ** 0.5
     n, c, h, w = x.stride()
     spec = Conv(
-        dtype, 1, channels, size, size, out, (kernel, kernel), (step, step),
-        (pad, pad, pad, pad), (1, 1), 1, (n, c, h, w), winograd,
-    )  # fmt: skip
+        dtype,
+        1,
+        channels,
+        size,
+        size,
+        out,
+        (kernel, kernel),
+        (step, step),
+        (pad, pad, pad, pad),
+        (1, 1),
+        1,
+        (n, c, h, w),
+        winograd,
+    )
     result = torch.empty(output_size(spec), dtype=x.dtype).to(memory_format=torch.channels_last)
     n, c, h, w = result.stride()
     epilogue = stored(tuple(result.shape), (n, c, h, w), dtype, 3)

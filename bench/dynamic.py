@@ -89,9 +89,11 @@ def tour(name: str, shapes: tuple[tuple[int, int], ...], windows: int) -> list[V
         steady = interleaved(pair, windows, 0.05)
         cells = (v.first, v.again, v.beyond), (v.kernels, v.graphs), steady.values()
         shown.add_row(
-            f"{v.shape[0]} x {v.shape[1]}", *map(duration, cells[0]), *map(str, cells[1]),
+            f"{v.shape[0]} x {v.shape[1]}",
+            *map(duration, cells[0]),
+            *map(str, cells[1]),
             *map(duration, cells[2]),
-        )  # fmt: skip
+        )
     console.print(shown)
     return visits
 

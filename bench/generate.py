@@ -57,9 +57,14 @@ def model_of(layers: int, lengths: int) -> torch.nn.Module:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=256, intermediate_size=688, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=4, vocab_size=1000, max_position_embeddings=lengths + 64,
-    )  # fmt: skip
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=1000,
+        max_position_embeddings=lengths + 64,
+    )
     return LlamaForCausalLM(config).eval()
 
 

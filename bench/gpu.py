@@ -122,10 +122,12 @@ def captured_backend(frozen: bool = False) -> Any:
 CAPTURED = (
     Contestant("torchair replay", through_compile(captured_backend), ours=True, compiler=True),
     Contestant(
-        "torchair replay frozen", through_compile(lambda: captured_backend(True)),
-        ours=True, compiler=True,
+        "torchair replay frozen",
+        through_compile(lambda: captured_backend(True)),
+        ours=True,
+        compiler=True,
     ),
-)  # fmt: skip
+)
 OURS = (
     Contestant(
         "torchair max-autotune", through_compile(torchair_backend), ours=True, compiler=True
@@ -165,10 +167,12 @@ PEERS = {
     ),
     "autotune": Contestant(
         "inductor max-autotune",
-        inductor(**{"triton.cudagraphs": True, "max_autotune": True,
-                    "coordinate_descent_tuning": True}), compiler=True,
+        inductor(
+            **{"triton.cudagraphs": True, "max_autotune": True, "coordinate_descent_tuning": True}
+        ),
+        compiler=True,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -328,9 +332,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="NAME", default="", help="models whose name has this")
     parser.add_argument(
-        "--peers", default="overhead", metavar="LIST",
+        "--peers",
+        default="overhead",
+        metavar="LIST",
         help=f"modes of inductor, by commas, of {', '.join(PEERS)}; compiling takes minutes",
-    )  # fmt: skip
+    )
     parser.add_argument("--quick", action="store_true", help="few turns: figures are rough")
     return parser.parse_args()
 

@@ -42,8 +42,15 @@ GOALS_AND_BASE = ("bfloat16", *GOALS)
 TASKS = ("decode", "prefill")
 OURS = ("ours", "direct")
 COLUMNS = [
-    "weights", "ours", "vs bf16", "vs eager", "vs inductor", "direct", "vs bf16", "vs llama.cpp",
-]  # fmt: skip
+    "weights",
+    "ours",
+    "vs bf16",
+    "vs eager",
+    "vs inductor",
+    "direct",
+    "vs bf16",
+    "vs llama.cpp",
+]
 ALIKE = 0.95  # cosine of logits that differ by the rounding of weights of four bits
 PROMPT = 4  # a prompt takes this part of the context
 

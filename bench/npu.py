@@ -46,8 +46,12 @@ def contest(name: str, mode: str, quick: bool) -> tuple[float, float]:
 def arguments() -> argparse.Namespace:
     """What the user asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="NAME", default="Llama tiny decode",
-                        help="workloads whose name contains this")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        default="Llama tiny decode",
+        help="workloads whose name contains this",
+    )
     parser.add_argument("--mode", choices=MODES, help="one mode, all if not given")
     parser.add_argument("--quick", action="store_true", help="short windows: figures are rough")
     return parser.parse_args()

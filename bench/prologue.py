@@ -56,9 +56,12 @@ def empty_aot_backend(result: torch.Tensor) -> Callable[..., Any]:
 
     def backend(graph: Any, examples: Any) -> Any:
         return aot_module_simplified(
-            graph, list(examples), fw_compiler=lambda *_: nothing,
-            inference_compiler=lambda *_: nothing, keep_inference_input_mutations=True,
-        )  # fmt: skip
+            graph,
+            list(examples),
+            fw_compiler=lambda *_: nothing,
+            inference_compiler=lambda *_: nothing,
+            keep_inference_input_mutations=True,
+        )
 
     return backend
 

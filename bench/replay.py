@@ -38,8 +38,10 @@ def parts_of_a_call(*shape: int) -> dict[str, Callable[[], Any]]:
 
 def show_parts(quick: bool) -> None:
     """The cost of a call that is neither kernel nor Dynamo."""
-    shown = table("one addition, without Dynamo and AOTAutograd",
-                  ["size", "eager", "our call", "kernels alone", "ours", "goal 3 us"])  # fmt: skip
+    shown = table(
+        "one addition, without Dynamo and AOTAutograd",
+        ["size", "eager", "our call", "kernels alone", "ours", "goal 3 us"],
+    )
     for shape in SMALL:
         calls = parts_of_a_call(*shape)
         times = interleaved(calls, *((2, 0.02) if quick else (20, 0.05)))
@@ -61,8 +63,10 @@ def show_model(quick: bool, inductor: bool) -> None:
             calls[one.name] = one.prepare(model, inputs)
     times = interleaved(calls, *((2, 0.02) if quick else (16, 0.08)))
     against = [c.name for c in contestants if not c.ours]
-    shown = table("tiny MLP, one row, through torch.compile",
-                  ["", "a call", *(f"against {a}" for a in against)])  # fmt: skip
+    shown = table(
+        "tiny MLP, one row, through torch.compile",
+        ["", "a call", *(f"against {a}" for a in against)],
+    )
     for one in contestants:
         shown.add_row(
             one.name, duration(times[one.name]), *(ratio(times, one.name, a) for a in against)

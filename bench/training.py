@@ -155,9 +155,16 @@ LANGUAGE_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ELECTRA": ("ElectraConfig", "ElectraForMaskedLM", {**_WIDE, **_OFF}),
 }
 VISION_MODELS = (
-    "resnet18", "mobilenetv3_small_050", "efficientnet_b0", "convnext_atto", "regnetx_002",
-    "densenet121", "repvgg_a0", "vit_tiny_patch16_224", "mixer_s16_224",
-)  # fmt: skip
+    "resnet18",
+    "mobilenetv3_small_050",
+    "efficientnet_b0",
+    "convnext_atto",
+    "regnetx_002",
+    "densenet121",
+    "repvgg_a0",
+    "vit_tiny_patch16_224",
+    "mixer_s16_224",
+)
 
 
 def _language(config: str, model: str, settings: dict[str, Any]) -> tuple[nn.Module, Inputs]:

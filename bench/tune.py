@@ -106,9 +106,15 @@ def show(outcomes: dict[str, Outcome]) -> None:
     shown = table(f"{torch.get_num_threads()} threads", columns)
     for name, o in outcomes.items():
         shown.add_row(
-            name, duration(o.usual), duration(o.tuned), f"{o.gain:.3f}x", duration(o.tuning),
-            str(len(o.found)), str(sum(bool(f.way) for f in o.found)), duration(o.again),
-        )  # fmt: skip
+            name,
+            duration(o.usual),
+            duration(o.tuned),
+            f"{o.gain:.3f}x",
+            duration(o.tuning),
+            str(len(o.found)),
+            str(sum(bool(f.way) for f in o.found)),
+            duration(o.again),
+        )
     console.print(shown)
     mean = math.exp(sum(math.log(o.gain) for o in outcomes.values()) / len(outcomes))
     worst = min(o.gain for o in outcomes.values())

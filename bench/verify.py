@@ -1,7 +1,7 @@
 """What `torchair.verify` costs: processor time of a verified call against one in eager mode.
 
-    python bench/verify.py            an MLP, an encoder and a decoder of the transformers library
-    python bench/verify.py --calls 5  fewer calls
+python bench/verify.py            an MLP, an encoder and a decoder of the transformers library
+python bench/verify.py --calls 5  fewer calls
 """
 
 from __future__ import annotations
@@ -29,24 +29,37 @@ def mlp() -> tuple[nn.Module, dict[str, Any]]:
 def encoder() -> tuple[nn.Module, dict[str, Any]]:
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
-                        num_attention_heads=4, vocab_size=1000)  # fmt: skip
+    config = BertConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=1000,
+    )
     return BertModel(config), {"input_ids": torch.randint(0, 1000, (1, 128))}
 
 
 def decoder() -> tuple[nn.Module, dict[str, Any]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=4,
-                         num_attention_heads=4, vocab_size=1000)  # fmt: skip
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=1000,
+    )
     return LlamaForCausalLM(config), {
-        "input_ids": torch.randint(0, 1000, (1, 128)), "use_cache": False,
-    }  # fmt: skip
+        "input_ids": torch.randint(0, 1000, (1, 128)),
+        "use_cache": False,
+    }
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
-    "mlp": mlp, "encoder": encoder, "decoder": decoder,
-}  # fmt: skip
+    "mlp": mlp,
+    "encoder": encoder,
+    "decoder": decoder,
+}
 
 
 def processor_time(call: Callable[[], Any]) -> float:
@@ -78,8 +91,11 @@ def main() -> None:
                 for _ in range(options.calls)
             ]
         eager, verified = (min(column) for column in zip(*times, strict=True))
-        print(f"{name:8s} eager {eager * 1e3:8.3f} ms  verified {verified * 1e3:8.3f} ms"
-              f"  {verified / eager:.1f}x  {'right' if verifier.report else 'wrong'}", flush=True)
+        print(
+            f"{name:8s} eager {eager * 1e3:8.3f} ms  verified {verified * 1e3:8.3f} ms"
+            f"  {verified / eager:.1f}x  {'right' if verifier.report else 'wrong'}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

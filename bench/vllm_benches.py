@@ -32,13 +32,31 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "torchair": (),
 }
 SIZES: dict[str, dict[str, int]] = {
-    "tiny": dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-                 num_attention_heads=4, num_key_value_heads=2, head_dim=32),
-    "100m": dict(hidden_size=768, intermediate_size=2048, num_hidden_layers=12,
-                 num_attention_heads=12, num_key_value_heads=4, head_dim=64),
-    "1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
-               num_attention_heads=32, num_key_value_heads=8, head_dim=64),
-}  # fmt: skip
+    "tiny": dict(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+    ),
+    "100m": dict(
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        head_dim=64,
+    ),
+    "1b": dict(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+    ),
+}
 MODELS = ("llama", "qwen3")
 BENCHES = ("startup", "latency", "throughput")
 ENTER = """
@@ -72,9 +90,14 @@ def make_model(folder: Path, kind: str, size: str) -> Path:
     config, model = classes[kind]
     path = folder / f"{kind}-{size}"
     torch.manual_seed(0)
-    made = model(config(
-        vocab_size=VOCABULARY, max_position_embeddings=2048, tie_word_embeddings=True, **SIZES[size]
-    ))  # fmt: skip
+    made = model(
+        config(
+            vocab_size=VOCABULARY,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            **SIZES[size],
+        )
+    )
     made.to(torch.bfloat16).save_pretrained(path)
     words = {"w0": 0, **{f"w{i}": i for i in range(1, VOCABULARY)}}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
@@ -99,9 +122,15 @@ class Benches:
     def startup(self, backend: str) -> dict[str, float]:
         """Seconds of a start with empty caches, and with full ones."""
         found = self._run(
-            "startup", backend, "--num-iters-cold", "1", "--num-iters-warmup", "1",
-            "--num-iters-warm", str(self._repeat),
-        )  # fmt: skip
+            "startup",
+            backend,
+            "--num-iters-cold",
+            "1",
+            "--num-iters-warmup",
+            "1",
+            "--num-iters-warm",
+            str(self._repeat),
+        )
         return {f"{k} start": found[f"avg_{k}_startup_time"] for k in ("cold", "warm")}
 
     def latency(self, backend: str) -> dict[str, float]:
@@ -109,19 +138,36 @@ class Benches:
         rates = {}
         for count in SEQUENCES:
             found = self._run(
-                "latency", backend, "--batch-size", str(count), "--input-len", str(INPUT),
-                "--output-len", str(OUTPUT), "--num-iters-warmup", "1",
-                "--num-iters", str(self._repeat),
-            )  # fmt: skip
+                "latency",
+                backend,
+                "--batch-size",
+                str(count),
+                "--input-len",
+                str(INPUT),
+                "--output-len",
+                str(OUTPUT),
+                "--num-iters-warmup",
+                "1",
+                "--num-iters",
+                str(self._repeat),
+            )
             rates[f"{count} seq"] = count * OUTPUT / min(found["latencies"])
         return rates
 
     def throughput(self, backend: str) -> dict[str, float]:
         """Tokens a second, those of prompts included, over many requests."""
         found = self._run(
-            "throughput", backend, "--dataset-name", "random", "--random-input-len", str(INPUT),
-            "--random-output-len", str(OUTPUT), "--num-prompts", "64",
-        )  # fmt: skip
+            "throughput",
+            backend,
+            "--dataset-name",
+            "random",
+            "--random-input-len",
+            str(INPUT),
+            "--random-output-len",
+            str(OUTPUT),
+            "--num-prompts",
+            "64",
+        )
         return {"throughput": found["tokens_per_second"]}
 
     def _run(self, bench: str, backend: str, *more: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What it costs to look at packed weights in each call: at places of each tensor, and at one slice.
 
-    python bench/weights.py
+python bench/weights.py
 """
 
 from __future__ import annotations

@@ -11,10 +11,16 @@ import pdoc
 import torchair
 
 PUBLIC = (
-    "torchair", "torchair.configs.compiler_config", "torchair.ge", "torchair.inference",
-    "torchair.llm_datadist", "torchair.npugraph_ex", "torchair.ops", "torchair.ops.scope",
+    "torchair",
+    "torchair.configs.compiler_config",
+    "torchair.ge",
+    "torchair.inference",
+    "torchair.llm_datadist",
+    "torchair.npugraph_ex",
+    "torchair.ops",
+    "torchair.ops.scope",
     "torchair.versions",
-)  # fmt: skip
+)
 
 
 def main() -> None:

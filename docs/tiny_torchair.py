@@ -89,11 +89,13 @@ class Graph:
         shown = {"index", "target", "transpose_x2"}
         return "\n".join(
             f"  {n.name} = ge.{n.type}("
-            + ", ".join([v.node.name for v in n.inputs]
-                        + [f"{k}={v}" for k, v in n.attrs.items() if k in shown])
+            + ", ".join(
+                [v.node.name for v in n.inputs]
+                + [f"{k}={v}" for k, v in n.attrs.items() if k in shown]
+            )
             + ")"
             for n in self.nodes
-        )  # fmt: skip
+        )
 
 
 # ---- ge/build.py: `ge.Add(x, y)` adds one node. Any name is a builder; the real package looks it

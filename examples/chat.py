@@ -31,11 +31,23 @@ import torchair  # noqa: F401  (registers the backends)
 console = Console()
 WAYS = ("eager", "inductor", "torchair", "npugraph_ex")
 SIZES = {
-    "tiny": dict(hidden_size=256, intermediate_size=688, num_hidden_layers=4,
-                 num_attention_heads=8, num_key_value_heads=4, vocab_size=8000),
-    "100M": dict(hidden_size=768, intermediate_size=2048, num_hidden_layers=12,
-                 num_attention_heads=12, num_key_value_heads=12, vocab_size=32000),
-}  # fmt: skip
+    "tiny": dict(
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=8000,
+    ),
+    "100M": dict(
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        vocab_size=32000,
+    ),
+}
 ASKED = "Tell me how a compiler works."
 
 
@@ -128,9 +140,13 @@ def answer(model: Any, words: Any, history: list[int], tokens: int, silent: bool
     ids = torch.tensor([history])
     model.generation_config.pad_token_id = 0
     made = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
-        do_sample=False, streamer=stream,
-    )  # fmt: skip
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        streamer=stream,
+    )
     history[:] = made[0].tolist()
     return stream
 

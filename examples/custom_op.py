@@ -83,9 +83,14 @@ def leaky_clip_formula(op: LowerOp) -> Formula:
 
 
 add_row(
-    "LeakyClip", same_as("x"), leaky_clip_kernel, Trait.ELEMENTWISE, out=True,
-    loops=Lowering(with_attributes(leaky_clip_formula)), types=FLOATS,
-)  # fmt: skip
+    "LeakyClip",
+    same_as("x"),
+    leaky_clip_kernel,
+    Trait.ELEMENTWISE,
+    out=True,
+    loops=Lowering(with_attributes(leaky_clip_formula)),
+    types=FLOATS,
+)
 
 
 # ---- what each way leads to

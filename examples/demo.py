@@ -28,8 +28,12 @@ def compiled(model: torch.nn.Module, dumps: Path) -> Any:
     config.mode = "max-autotune"
     config.debug.graph_dump.type = "py"
     config.debug.graph_dump.path = str(dumps)
-    return torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config),
-                         dynamic=False, fullgraph=True)  # fmt: skip
+    return torch.compile(
+        model,
+        backend=torchair.get_npu_backend(compiler_config=config),
+        dynamic=False,
+        fullgraph=True,
+    )
 
 
 def decode(model: Any, steps: int) -> list[torch.Tensor]:
@@ -71,8 +75,10 @@ def main() -> None:
         times = time_both(eager, fast)
     worst = max((a - b).abs().max().item() for a, b in zip(got, expected, strict=True))
     torch.testing.assert_close(got, expected)
-    console.print(f"compiled in {seconds:.1f} s, {STEPS} steps agree with eager, "
-                  f"largest difference {worst:.1e}")  # fmt: skip
+    console.print(
+        f"compiled in {seconds:.1f} s, {STEPS} steps agree with eager, "
+        f"largest difference {worst:.1e}"
+    )
     console.print("graphs, as Python programs that rebuild them:")
     for path in sorted(dumps.iterdir()):
         console.print(f"  {path}", soft_wrap=True)

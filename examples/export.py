@@ -1,6 +1,6 @@
 """A model as a file: exported, loaded without its source, run on the command line.
 
-    python examples/export.py
+python examples/export.py
 """
 
 from __future__ import annotations

@@ -52,8 +52,10 @@ def main() -> None:
     show("the nest of the normalisation", str(norm.nest))
     entry = entry_of(made.launches[-1], made.gpu)
     text = module_text([entry])
-    show("LLVM text of the last launch, the first lines of its kernel",
-         "\n".join(text[text.index("define internal") :].splitlines()[:8]))  # fmt: skip
+    show(
+        "LLVM text of the last launch, the first lines of its kernel",
+        "\n".join(text[text.index("define internal") :].splitlines()[:8]),
+    )
     ptx = made.ptx(made.launches[-1])
     wanted = ("ld.global.nc", "shfl.sync", "fma.rn", "st.global", "bar.sync")
     counted = {w: sum(w in line for line in ptx.splitlines()) for w in wanted}

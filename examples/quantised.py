@@ -1,6 +1,6 @@
 """Weights of eight and of four bits: what becomes of them, and how close the results are.
 
-    python examples/quantised.py
+python examples/quantised.py
 """
 
 from __future__ import annotations

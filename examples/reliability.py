@@ -1,6 +1,6 @@
 """Nothing silent: a fallback as an error, and weights that nobody counts writes to.
 
-    python examples/reliability.py
+python examples/reliability.py
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def weights() -> None:
         backend = torchair.get_npu_backend(compiler_config=config)
     fast = torch.compile(model, backend=backend)
     fast(x)
-    model.weight.detach().numpy()[5, 7] = 3.0  # nobody counts this
+    model.weight.detach().numpy()[5, 7] = 3.0  # torch does not count this write
     torchair.weights_changed(model)  # so that the next call packs the weights again
     torch.testing.assert_close(fast(x), model(x))
     print("equal to eager")

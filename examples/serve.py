@@ -116,11 +116,16 @@ def model_application(settings: Settings, replicas: int) -> Any:
     stops, which answers what it has."""
     taken = settings.sizes.rows[-1] + settings.waiting  # by a Batcher
     deployment = serve.deployment(
-        Replica, name="model", num_replicas=replicas, max_surge_percent=100,
-        ray_actor_options={"num_cpus": settings.threads}, max_ongoing_requests=taken,
+        Replica,
+        name="model",
+        num_replicas=replicas,
+        max_surge_percent=100,
+        ray_actor_options={"num_cpus": settings.threads},
+        max_ongoing_requests=taken,
         max_queued_requests=taken,  # also those on their way to a replica, for a moment
-        graceful_shutdown_timeout_s=600, health_check_timeout_s=60,
-    )  # fmt: skip
+        graceful_shutdown_timeout_s=600,
+        health_check_timeout_s=60,
+    )
     return deployment.bind(settings)
 
 
@@ -128,9 +133,12 @@ def web_application(settings: Settings, replicas: int) -> Any:
     """What has a route. It takes more requests than replicas do, so that they say what is full."""
     taken = 2 * (replicas + 1) * (settings.sizes.rows[-1] + settings.waiting)
     deployment = serve.deployment(
-        Web, name="web", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=max(taken, 256),
+        Web,
+        name="web",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=max(taken, 256),
         graceful_shutdown_timeout_s=600,
-    )  # fmt: skip
+    )
     return deployment.bind(settings.name, settings.sizes.context)
 
 
@@ -143,10 +151,14 @@ def start(settings: Settings, replicas: int, port: int, address: str | None = No
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(HERE), *filter(None, known)]))
         ray.init(
-            num_cpus=2 * replicas * settings.threads, num_gpus=0, object_store_memory=STORE,
-            include_dashboard=False, log_to_driver=False, logging_level="warning",
+            num_cpus=2 * replicas * settings.threads,
+            num_gpus=0,
+            object_store_memory=STORE,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="warning",
             _node_ip_address=load.HOST,
-        )  # fmt: skip
+        )
     else:
         ray.init(address=address, logging_level="warning")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -185,9 +197,12 @@ def measure(settings: Settings, options: argparse.Namespace) -> bool:
         counts = done.counts()
         lost += counts["lost"]
         shown.add_row(
-            way, *(str(n) for n in counts.values()), done.latencies(lambda o: o.first),
-            done.latencies(lambda o: o.whole), f"{done.rate:.0f}",
-        )  # fmt: skip
+            way,
+            *(str(n) for n in counts.values()),
+            done.latencies(lambda o: o.first),
+            done.latencies(lambda o: o.whole),
+            f"{done.rate:.0f}",
+        )
     console.print(shown)
     same = sum(
         all(now == first for now in ours[k :: options.load])
@@ -228,9 +243,15 @@ def settings_of(options: argparse.Namespace) -> Settings:
     folder = str(Path(options.cache).expanduser().resolve())
     model = options.model and str(Path(options.model).resolve())
     return Settings(
-        model, options.size, options.dtype, options.backend, folder, options.threads,
-        options.waiting, Sizes(context=options.context),
-    )  # fmt: skip
+        model,
+        options.size,
+        options.dtype,
+        options.backend,
+        folder,
+        options.threads,
+        options.waiting,
+        Sizes(context=options.context),
+    )
 
 
 def main() -> int:

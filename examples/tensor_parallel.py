@@ -35,7 +35,7 @@ import torchair  # noqa: F401  (registers the backends)
 BACKENDS = ("torchair", "npugraph_ex")
 SIZES = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=96
-)  # fmt: skip
+)
 COLUMNS = {
     "llama": (*(f"self_attn.{k}_proj" for k in "qkv"), "mlp.gate_proj", "mlp.up_proj"),
     "bert": (*(f"attention.self.{k}" for k in ("query", "key", "value")), "intermediate.dense"),

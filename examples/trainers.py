@@ -66,11 +66,17 @@ def bert(labels: int | None = None) -> Any:
 
     torch.manual_seed(0)
     config = BertConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        vocab_size=99, max_position_embeddings=64, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, num_labels=labels or 2,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=99,
+        max_position_embeddings=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=labels or 2,
         problem_type="single_label_classification",  # else it is set in the first step: a guard
-    )  # fmt: skip
+    )
     return BertModel(config) if labels is None else BertForSequenceClassification(config)
 
 
@@ -95,10 +101,17 @@ def hf_trainer(compiled: bool) -> Values:
         model.compile(backend="torchair")
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, max_steps=STEPS, per_device_train_batch_size=4, use_cpu=True, report_to=[],
-            save_strategy="no", logging_strategy="no", disable_tqdm=True, optim="sgd",
+            folder,
+            max_steps=STEPS,
+            per_device_train_batch_size=4,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            optim="sgd",
             learning_rate=0.1,
-        )  # fmt: skip
+        )
         Trainer(model, arguments, train_dataset=rows).train()
     return weights(model)
 
@@ -141,9 +154,14 @@ def lightning(compiled: bool) -> Values:
     if compiled:
         model = torch.compile(model, backend="torchair")
     trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, barebones=True,
-    )  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        barebones=True,
+    )
     trainer.fit(model, DataLoader(batches(), batch_size=None))
     return weights(model)
 
@@ -154,10 +172,16 @@ def diffusers(compiled: bool) -> Values:
 
     torch.manual_seed(0)
     unet = UNet2DModel(
-        sample_size=8, in_channels=3, out_channels=3, layers_per_block=1, norm_num_groups=8,
-        block_out_channels=(16, 32), down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"), attention_head_dim=8,
-    )  # fmt: skip
+        sample_size=8,
+        in_channels=3,
+        out_channels=3,
+        layers_per_block=1,
+        norm_num_groups=8,
+        block_out_channels=(16, 32),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+    )
     pipeline = DDPMPipeline(unet.eval(), DDIMScheduler(num_train_timesteps=100))
     pipeline.set_progress_bar_config(disable=True)
     if compiled:
@@ -173,10 +197,16 @@ def diffusers_blocks(compiled: bool) -> Values:
 
     torch.manual_seed(0)
     model = FluxTransformer2DModel(
-        patch_size=1, in_channels=4, num_layers=2, num_single_layers=2, attention_head_dim=16,
-        num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32,
+        patch_size=1,
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
         axes_dims_rope=(4, 4, 8),
-    ).eval()  # fmt: skip
+    ).eval()
     if compiled:
         model.compile_repeated_blocks(backend="torchair")
     drawn = torch.Generator().manual_seed(2)
@@ -255,10 +285,16 @@ def generate(compiled: bool) -> Values:
     from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=99,
-    )).eval()  # fmt: skip
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=99,
+        )
+    ).eval()
     model.generation_config.eos_token_id = None
     prompt = torch.tensor([[5, 17, 42]])
     options: dict[str, Any] = {}
@@ -267,9 +303,14 @@ def generate(compiled: bool) -> Values:
         config._compile_all_devices = True
         options["compile_config"] = config
     made = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False,
-        pad_token_id=0, cache_implementation="static", **options,
-    )  # fmt: skip
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=12,
+        do_sample=False,
+        pad_token_id=0,
+        cache_implementation="static",
+        **options,
+    )
     return [made]
 
 

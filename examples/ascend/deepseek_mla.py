@@ -69,27 +69,48 @@ class LatentAttention(nn.Module):
         queries = torch_npu.npu_linear(low, self.index_q).view(-1, 1, c.index_heads, c.index_dim)
         weights = torch_npu.npu_linear(x, self.index_w).unsqueeze(1)
         return torch_npu.npu_lightning_indexer(
-            queries, self.index_cache, weights,
+            queries,
+            self.index_cache,
+            weights,
             actual_seq_lengths_query=torch.ones_like(step.lengths),
-            actual_seq_lengths_key=step.lengths, block_table=step.table, layout_key="PA_BSND",
+            actual_seq_lengths_key=step.lengths,
+            block_table=step.table,
+            layout_key="PA_BSND",
             sparse_count=c.index_count,
-        )[0]  # fmt: skip
+        )[0]
 
     def forward(self, x, rotation, step):
         c = self.config
         cos, sin = rotation
         query, turned, _, low, _ = torch_npu.npu_mla_prolog_v3(
-            x, self.down_q, self.up_q, self.up_k, self.down_kv, self.q_norm, self.kv_norm, sin,
-            cos, self.kv_cache, self.kr_cache, cache_index=step.slots.long(),
+            x,
+            self.down_q,
+            self.up_q,
+            self.up_k,
+            self.down_kv,
+            self.q_norm,
+            self.kv_norm,
+            sin,
+            cos,
+            self.kv_cache,
+            self.kr_cache,
+            cache_index=step.slots.long(),
             query_norm_flag=True,
-        )  # fmt: skip
+        )
         mixed, _, _ = torch_npu.npu_sparse_flash_attention(
-            query.unsqueeze(1), self.kv_cache, self.kv_cache, self.chosen(x, low, step),
-            (c.nope + c.rope) ** -0.5, block_table=step.table,
+            query.unsqueeze(1),
+            self.kv_cache,
+            self.kv_cache,
+            self.chosen(x, low, step),
+            (c.nope + c.rope) ** -0.5,
+            block_table=step.table,
             actual_seq_lengths_query=torch.ones_like(step.lengths),
-            actual_seq_lengths_kv=step.lengths, query_rope=turned.unsqueeze(1),
-            key_rope=self.kr_cache, layout_kv="PA_BSND", attention_mode=2,
-        )  # fmt: skip
+            actual_seq_lengths_kv=step.lengths,
+            query_rope=turned.unsqueeze(1),
+            key_rope=self.kr_cache,
+            layout_kv="PA_BSND",
+            attention_mode=2,
+        )
         heads = torch_npu.npu_transpose_batchmatmul(
             mixed.squeeze(1), self.up_v, perm_x1=[1, 0, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2]
         )
@@ -120,9 +141,15 @@ class Experts(nn.Module):
             done.record()
         logits = torch_npu.npu_linear(x, self.router)
         weights, experts, _ = torch_npu.npu_moe_gating_top_k(
-            logits, c.chosen, bias=self.bias, k_group=2, group_count=c.groups,
-            group_select_mode=1, norm_type=1, routed_scaling_factor=2.5,
-        )  # fmt: skip
+            logits,
+            c.chosen,
+            bias=self.bias,
+            k_group=2,
+            group_count=c.groups,
+            group_select_mode=1,
+            norm_type=1,
+            routed_scaling_factor=2.5,
+        )
         place = ("", 1, 0, c.experts)  # one rank holds all experts
         rows, scales, info, counts, received, _, _ = torch_npu.npu_moe_distribute_dispatch_v2(
             x, experts, *place, quant_mode=2
@@ -131,10 +158,16 @@ class Experts(nn.Module):
             rows, [self.up], [self.up_scale], scales, counts, group_list_type=1
         )
         (made,) = torch_npu.npu_grouped_matmul(
-            [rows], [self.down], scale=[self.down_scale.bfloat16()], per_token_scale=[scales],
-            group_list=counts, group_list_type=1, group_type=0, split_item=3,
+            [rows],
+            [self.down],
+            scale=[self.down_scale.bfloat16()],
+            per_token_scale=[scales],
+            group_list=counts,
+            group_list_type=1,
+            group_type=0,
+            split_item=3,
             output_dtype=torch.bfloat16,
-        )  # fmt: skip
+        )
         done.wait()
         back = torch_npu.npu_moe_distribute_combine_v2(
             made, experts, info, received, weights, *place, shared_expert_x=shared.bfloat16()

@@ -67,9 +67,15 @@ class Attention(nn.Module):
         self.keys.index_copy_(2, positions, k)
         self.values.index_copy_(2, positions, v)
         mixed, _ = torch_npu.npu_fused_infer_attention_score(
-            q, self.keys, self.values, atten_mask=mask, num_heads=c.heads,
-            num_key_value_heads=c.kv_heads, scale=c.head_dim**-0.5, input_layout="BNSD",
-        )  # fmt: skip
+            q,
+            self.keys,
+            self.values,
+            atten_mask=mask,
+            num_heads=c.heads,
+            num_key_value_heads=c.kv_heads,
+            scale=c.head_dim**-0.5,
+            input_layout="BNSD",
+        )
         return self.out(mixed.transpose(1, 2).reshape(1, length, c.dim))
 
 

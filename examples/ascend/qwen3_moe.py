@@ -69,9 +69,16 @@ class PagedAttention(nn.Module):
         )
         mixed = torch.empty_like(q)
         torch_npu._npu_paged_attention(
-            q, self.keys, self.values, c.kv_heads, c.heads, c.head_dim**-0.5, step.table,
-            step.lengths, mixed,
-        )  # fmt: skip
+            q,
+            self.keys,
+            self.values,
+            c.kv_heads,
+            c.heads,
+            c.head_dim**-0.5,
+            step.table,
+            step.lengths,
+            mixed,
+        )
         return torch_npu.npu_linear(mixed.flatten(1), self.out)
 
 
@@ -98,16 +105,27 @@ class Experts(nn.Module):
         rows, scales = torch_npu.npu_dynamic_quant(x)
         current.wait_stream(self.side)
         expanded, pairs, counts, scales = torch_npu.npu_moe_init_routing_v2(
-            rows, experts, scale=scales, expert_num=c.experts, row_idx_type=1,
-            expert_tokens_num_type=1, expert_tokens_num_flag=True,
-        )  # fmt: skip
+            rows,
+            experts,
+            scale=scales,
+            expert_num=c.experts,
+            row_idx_type=1,
+            expert_tokens_num_type=1,
+            expert_tokens_num_flag=True,
+        )
         hidden, scales = torch_npu.npu_grouped_matmul_swiglu_quant_v2(
             expanded, [self.up], [self.up_scale], scales, counts, group_list_type=1
         )
         return torch_npu.npu_grouped_matmul_finalize_routing(
-            hidden, self.down, counts, scale=self.down_scale, pertoken_scale=scales,
-            logit=weights.flatten()[pairs], row_index=pairs // c.chosen, output_bs=tokens,
-        )  # fmt: skip
+            hidden,
+            self.down,
+            counts,
+            scale=self.down_scale,
+            pertoken_scale=scales,
+            logit=weights.flatten()[pairs],
+            row_index=pairs // c.chosen,
+            output_bs=tokens,
+        )
 
 
 @dataclass

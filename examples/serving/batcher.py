@@ -84,9 +84,13 @@ class Batcher:
         self._thread.start()
 
     def submit(
-        self, prompt: Sequence[int], limit: int, deliver: Callable[[Event], None],
-        sampling: Sampling = GREEDY, before: int = 0,
-    ) -> Ticket:  # fmt: skip
+        self,
+        prompt: Sequence[int],
+        limit: int,
+        deliver: Callable[[Event], None],
+        sampling: Sampling = GREEDY,
+        before: int = 0,
+    ) -> Ticket:
         """Queue a text of at most `limit` tokens. `deliver` is called in our thread with each
         token as it is made, and at last with an End. Full if there is no place. The last `before`
         tokens of the prompt belong to the answer: another replica has made them."""
@@ -207,9 +211,13 @@ class TextStream:
     the text is cancelled. It is queued at once: Full is raised here, not when it is read."""
 
     def __init__(
-        self, batcher: Batcher, prompt: Sequence[int], limit: int, sampling: Sampling = GREEDY,
+        self,
+        batcher: Batcher,
+        prompt: Sequence[int],
+        limit: int,
+        sampling: Sampling = GREEDY,
         before: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._arrived: asyncio.Queue[Event] = asyncio.Queue()
         self._batcher, self._loop, self._ended = batcher, asyncio.get_running_loop(), False
         self._ticket = batcher.submit(prompt, limit, self._deliver, sampling, before)

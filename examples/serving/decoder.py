@@ -114,9 +114,14 @@ class Step(nn.Module):
         ]
         visible = torch.arange(self.context) <= positions[:, None, :, None]
         made = self.model(
-            input_ids=tokens, attention_mask=visible, position_ids=positions, use_cache=True,
-            past_key_values=Cache(layers=layers), cache_position=positions[0], logits_to_keep=last,
-        )  # fmt: skip
+            input_ids=tokens,
+            attention_mask=visible,
+            position_ids=positions,
+            use_cache=True,
+            past_key_values=Cache(layers=layers),
+            cache_position=positions[0],
+            logits_to_keep=last,
+        )
         return made.logits[:, 0]
 
 
@@ -138,8 +143,10 @@ def packed(step: Step, folder: Path) -> Call:
 
 
 WAYS: dict[str, Callable[[Step, Path], Call]] = {
-    "torchair": compiled, "packed": packed, "eager": plain,
-}  # fmt: skip
+    "torchair": compiled,
+    "packed": packed,
+    "eager": plain,
+}
 
 
 class Decoder:
@@ -201,9 +208,10 @@ class Decoder:
         size = gear(self.sizes.rows, len(tokens))
         pad = [0] * (size - len(tokens))
         scores = self._rows[size](
-            torch.tensor([*tokens, *pad]).unsqueeze(1), torch.tensor([*places, *pad]).unsqueeze(1),
+            torch.tensor([*tokens, *pad]).unsqueeze(1),
+            torch.tensor([*places, *pad]).unsqueeze(1),
             torch.tensor([0]),
-        )  # fmt: skip
+        )
         return scores[: len(tokens)]
 
     @torch.no_grad()

@@ -51,9 +51,11 @@ def read(body: bytes, kind: Kind, served: Served, seed: int = 0) -> Request:
     asked = _object(body)
     if asked.get("model") not in (None, served.name):
         raise Refused(
-            404, f"there is no model {asked['model']!r} here, only {served.name!r}", "model",
+            404,
+            f"there is no model {asked['model']!r} here, only {served.name!r}",
+            "model",
             "model_not_found",
-        )  # fmt: skip
+        )
     for name, values in FIXED.items():
         if asked.get(name) is not None and asked[name] not in values:
             raise Refused(400, f"{name} is not supported: leave it out", name)
@@ -65,13 +67,18 @@ def read(body: bytes, kind: Kind, served: Served, seed: int = 0) -> Request:
             400,
             f"the prompt has {len(prompt)} tokens and max_tokens is {limit}, together more than "
             f"the {served.context} that a text can have here",
-            "messages" if kind is Kind.CHAT else "prompt", "context_length_exceeded",
-        )  # fmt: skip
+            "messages" if kind is Kind.CHAT else "prompt",
+            "context_length_exceeded",
+        )
     options = _of(asked, "stream_options", {}, lambda v: isinstance(v, dict), "an object")
     return Request(
-        prompt, limit, _flag(asked, "stream"), _sampling(asked, seed), _stops(asked),
+        prompt,
+        limit,
+        _flag(asked, "stream"),
+        _sampling(asked, seed),
+        _stops(asked),
         _flag(options, "include_usage"),
-    )  # fmt: skip
+    )
 
 
 def _object(body: bytes) -> dict[str, Any]:

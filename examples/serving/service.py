@@ -90,9 +90,10 @@ class Service:
         something wrong, or no place."""
         asked = read(body, kind, self._served, seed)
         start = {
-            "prompt_tokens": len(asked.prompt), "stream": asked.stream,
+            "prompt_tokens": len(asked.prompt),
+            "stream": asked.stream,
             "include_usage": asked.include_usage,
-        }  # fmt: skip
+        }
         if before and (len(before) >= asked.limit or before[-1] in self._stops):
             end = End.STOP if before[-1] in self._stops else End.LENGTH
             yield start
@@ -100,9 +101,12 @@ class Service:
             return
         try:
             events = TextStream(
-                self.batcher, [*asked.prompt, *before], asked.limit - len(before), asked.sampling,
+                self.batcher,
+                [*asked.prompt, *before],
+                asked.limit - len(before),
+                asked.sampling,
                 len(before),
-            )  # fmt: skip
+            )
         except Full as e:
             raise Refused(503, str(e), code="overloaded") from None
         try:
@@ -116,12 +120,17 @@ class Service:
         """What a replica says about itself."""
         running, waiting = self.batcher.load
         return {
-            "way": self.settings.way, "process": os.getpid(), "warming_s": self.warming,
+            "way": self.settings.way,
+            "process": os.getpid(),
+            "warming_s": self.warming,
             "ready_since": self._ready_since,
-            "model": self.settings.name, "vocabulary": self.decoder.vocabulary,
-            "context": self.settings.sizes.context, "rows": list(self.settings.sizes.rows),
-            "running": running, "waiting": waiting,
-        }  # fmt: skip
+            "model": self.settings.name,
+            "vocabulary": self.decoder.vocabulary,
+            "context": self.settings.sizes.context,
+            "rows": list(self.settings.sizes.rows),
+            "running": running,
+            "waiting": waiting,
+        }
 
 
 def stops_of(model: Any) -> frozenset[int]:

@@ -95,17 +95,21 @@ class Form:
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
     """Counts of tokens."""
     return {
-        "prompt_tokens": prompt, "completion_tokens": completion,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
         "total_tokens": prompt + completion,
-    }  # fmt: skip
+    }
 
 
 def model_card(name: str, created: int, context: int) -> dict[str, Any]:
     """A row of `/v1/models`."""
     return {
-        "id": name, "object": "model", "created": created, "owned_by": "torchair",
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "torchair",
         "max_model_len": context,
-    }  # fmt: skip
+    }
 
 
 def line(data: dict[str, Any]) -> str:
