@@ -18,7 +18,7 @@ from torchair.ge.graph import Graph, Value
 from torchair.operators import infer
 
 F32, F16, F64, BF16 = torch.float32, torch.float16, torch.float64, torch.bfloat16
-I64, I32, I8, BOOL = torch.int64, torch.int32, torch.int8, torch.bool
+I64, I32, I8, U8, BOOL = torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool
 Given = tuple[torch.dtype, tuple[int, ...]]
 
 
@@ -36,6 +36,14 @@ def _turned(name: str, side: int, **attrs: Any) -> Callable[..., Any]:
         return builder(name)(*fed, **attrs)
 
     return build
+
+
+def _long(x: Value) -> Any:
+    """More nodes than one unit takes."""
+    y = x
+    for _ in range(90):
+        y = builder("Add")(builder("Sin")(y), x)
+    return y
 
 
 GRAPHS: tuple[tuple[list[Given], Callable[..., Any]], ...] = (
@@ -59,6 +67,28 @@ GRAPHS: tuple[tuple[list[Given], Callable[..., Any]], ...] = (
     ([(F32, (4, 8))], lambda x: builder("Transpose")(builder("Transpose")(x, [1, 0]), [1, 0])),
     ([(F32, (4, 8)), (F32, (8,))], lambda x, y: builder("ConcatV2")([builder("Reshape")(
         x, [32]), y], 0, N=2)),
+    ([(F64, (4, 8)), (I8, (8, 16)), (F64, (16,))], _op("WeightQuantBatchMatmulV2")),
+    ([(U8, (4, 32)), (I8, (32, 16)), (F32, (1,))], _op(
+        "QuantBatchMatmulV3", dtype=torch_to_ge(I32))),
+    ([(I8, (4, 32)), (I8, (16, 32)), (F32, (16,))], _op(
+        "QuantBatchMatmulV3", dtype=torch_to_ge(F16), transpose_x2=True)),
+    ([(F32, (4, 8)), (F32, (8, 16)), (I8, (16,))], lambda x, w, o: builder("MatMulV2")(
+        x, w, None, o)),
+    ([(F32, (4, 2, 8)), (F32, (2, 8, 8))], _op(
+        "TransposeBatchMatMul", perm_x1=[1, 0, 2], batch_split_factor=2)),
+    ([(F32, (4, 8)), (F32, (0,))], lambda x, y: builder("ConcatV2")([builder("Tanh")(x), y], 0,
+        N=2)),
+    ([(F32, (4, 8)), (F32, (1, 8))], lambda x, y: builder("ViewCopy")(
+        x, [4, 8], [8, 1], 0, y, [1, 8], [8, 1], 0)),
+    ([(F32, (4, 8)), (F32, (8,))], lambda x, y: builder("ScatterNdUpdate")(
+        x, Const(torch.tensor([[0], [1]])), y)),
+    ([(F32, (4, 8)), (F32, (4, 8))], lambda x, y: builder("ScatterNdUpdate")(
+        x, Const(torch.zeros((1, 0), dtype=I64)), y)),
+    ([(F32, (4, 8)), (F32, (4,)), (I32, (4,))], _op("Quantize", dtype="torch.qint8", axis=0)),
+    ([(F32, (4, 8)), (F32, (1,)), (I32, (1,))], _op("Quantize", dtype="torch.qint32", axis=1)),
+    ([(F32, (2, 3, 8, 8))], lambda x: builder("ResizeNearestNeighborV2")(
+        x, [5, 11], half_pixel_centers=True)),
+    ([(F32, (4, 8))], _long),
 )  # fmt: skip
 
 

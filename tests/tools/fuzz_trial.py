@@ -126,6 +126,8 @@ class Trial:
             self.direct = self.inference = self.special = False
         if self.kind != "plain" and random.Random(f"numerics of {self.seed}").random() < 0.1:
             self.numerics = "strict"
+        if self.kind == "recipe" and random.Random(f"mode of {self.seed}").random() < 0.5:
+            self.mode = "max-autotune"  # most rules and patterns are of this mode
         if self.kind in ("operator", "recipe"):
             self.tiny = self.shared = self.fed = self.counting = self.changing = False
             self.numbers = ()

@@ -10,7 +10,10 @@ TURNED = "t = torch.cat((-x[..., 8:], x[..., :8]), -1); "
 HALVES = "a = x.chunk(2, -1)[0]; c = x.chunk(2, -1)[1]; "
 NOT_NATIVE: dict[str, Any] = {"native": False, "mode": "max-autotune"}
 FROZEN: dict[str, Any] = {"frozen": True, "backward": False}
+INTEGERS: dict[str, Any] = {"backward": False}
 STREAM = "with torchair.scope.npu_stream_switch('1'): "
+WAIT = "p = x * 2; torchair.ops.wait([p]); "
+SHIFTED = "a = (x.to(torch.int16) + 128).to(torch.uint8); y = torch._int_mm(a, w); "
 
 TABLE: tuple[Any, ...] = (
     # norms
@@ -264,4 +267,19 @@ TABLE: tuple[Any, ...] = (
      {"backward": False}),
     ("q=s[A,B,16]", "y = torch.ops.npu.npu_prompt_flash_attention(q, q, q, num_heads=2, "
      "input_layout='BSH', scale_value=0.3)", {"dynamic": True, "backward": False}),
+    # order that streams and marks ask for
+    ("x=s[A,8]", WAIT + "g = torch.sigmoid(x * 1.702); y = x * g + p"),
+    ("x=s[A,8]", WAIT + "y = x * 1; return y, p"),
+    ("x=s[A,64] z=s[A,64] w=s[64]", WAIT + "x = x + z; " + RMS + "y = w * (x * r); return y, p"),
+    ("x=s[A,8]", STREAM + "g = (x * 2).tanh(); torchair.ops.wait([g]); y = g + x",
+     {"mode": "reduce-overhead"}),
+    # types, and bytes that are shifted
+    ("q=d[2,2,6,16]", "y = torch.ops.npu.npu_prompt_flash_attention(q, q, q, num_heads=2, "
+     "input_layout='BNSD', scale_value=0.3)", {"backward": False}),
+    ("q=f[A,4,8,16] k=f[A,4,50,16]", "y = torch.softmax(q @ k.mT / 4, -1) @ k"),
+    ("x=s[A,32] w=n[16,32] u=s[16,1] o=s[1,32]", "y = F.linear(x, (w.float() - o) * u)", FROZEN),
+    ("x=s[A,32] w=n[16,32] u=i[16,1]", "y = F.linear(x, (w * u).float())", FROZEN),
+    ("x=n[32,32] w=n[32,16]", SHIFTED + "y = y - 128 * w.sum(0, dtype=torch.int32)", INTEGERS),
+    ("x=n[32,32] w=n[32,16]", SHIFTED + "y = y - 64 * w.sum(0, dtype=torch.int32)", INTEGERS),
+    ("x=n[32,32] w=n[32,16]", SHIFTED + "y = y - 128 * x.sum(1, dtype=torch.int32)[:16]", INTEGERS),
 )  # fmt: skip
