@@ -51,10 +51,11 @@ HALVES = ("halves", "turned", "same", "again", "overlapping")
 
 
 def turn_of(seed: int, kind: str) -> int:
-    """The number of a seed among those of its kind: a run of many has a turn for each recipe."""
+    """The number of a seed among those of its kind: a run of many has a turn for each recipe, and
+    so has a run of one kind."""
     cycle, place = divmod(seed, len(CYCLE))
     places = [k for k, each in enumerate(CYCLE) if each == kind]
-    return cycle * len(places) + (places.index(place) if place in places else 0)
+    return cycle * len(places) + places.index(place) if place in places else seed
 
 
 class Weights(torch.nn.Module):
