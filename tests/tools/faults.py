@@ -13,7 +13,6 @@ import os
 import random
 import resource
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -22,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -288,34 +287,33 @@ def _waited(pid: int, seconds: float) -> int:
 def once(name: str, seed: int) -> str:
     """What came of a fault in a process of its own; AssertionError where it ended badly."""
     reader, writer = os.pipe()
-    said = tempfile.TemporaryFile()
-    pid = os.fork()
-    if pid == 0:
-        code = _WRONG
-        try:
-            os.close(reader)
-            os.dup2(said.fileno(), 2)
-            torch.manual_seed(seed)
-            with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-                os.write(writer, FAULTS[name](random.Random(seed)).encode())
-            code = 0
-        except BaseException:
-            os.write(2, traceback.format_exc().encode())
-        finally:
-            os._exit(code)
-    os.close(writer)
-    try:
+    with tempfile.TemporaryFile() as errors, os.fdopen(reader, "rb") as outcome:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(errors.fileno(), 2)
+            _inside(name, seed, writer)
+        os.close(writer)
         code = _waited(pid, _TIMEOUT)
-        outcome = os.read(reader, 10_000).decode()
-        said.seek(0)
-        errors = said.read().decode(errors="replace")
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+        if FAULTS[name] is signals and code == -signal.SIGABRT and _TORCH_ABORTS in said:
+            return "ended by torch"
+        assert code == 0, f"{name}, seed {seed}: the process ended with {code}\n{said}"
+        return outcome.read().decode()
+
+
+def _inside(name: str, seed: int, writer: int) -> NoReturn:
+    """Do it in this process, write what came of it, and end."""
+    code = _WRONG
+    try:
+        torch.manual_seed(seed)
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            os.write(writer, FAULTS[name](random.Random(seed)).encode())
+        code = 0
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
     finally:
-        os.close(reader)
-        said.close()
-    if FAULTS[name] is signals and code == -signal.SIGABRT and _TORCH_ABORTS in errors:
-        return "ended by torch"
-    assert code == 0, f"{name}, seed {seed}: the process ended with {code}\n{errors}"
-    return outcome
+        os._exit(code)
 
 
 def prepare() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torchair
+import torchair.ascend.rules  # its rules are in the tables once it is loaded
 from fuzz_unreached import UNREACHED
 from random_templates import TEMPLATES
 from torchair.engine.fuse.units import _Fuser
@@ -30,9 +31,10 @@ from torchair.ge import rewrite
 from torchair.passes import PassRunner
 
 HOME = Path(torchair.__file__).parent
-RULE_FILES = ("ge/rewrite.py", "engine/optimize/rules/*.py")
+RULE_FILES = ("ge/rewrite.py", "engine/optimize/rules/*.py", "ascend/rules/*.py")
 FUSION_FILES = (
     "engine/fuse/*.py", "engine/units/kernels.py", "codegen/cpu/target.py", "operators/*.py",
+    "ascend/operators/*.py",
 )  # fmt: skip
 OTHER_TEXTS = ("processor", "_missing")  # functions of these files that give no reason
 GOAL = 0.95
