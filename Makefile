@@ -95,11 +95,11 @@ strict: setup  ## numerics: eager's bits on the operator database and on transfo
 	PYTHONPATH=tests/tools $(PY) tests/tools/batch_models.py
 
 avx2: setup  ## kernels and models with code for AVX2 only; minutes
-	TORCHAIR_CPU=x86-64-v3 ATEN_CPU_CAPABILITY=avx2 $(PY) -m pytest tests/unit tests/graph/test_native.py tests/graph/test_native_engine.py tests/graph/test_native_quant.py tests/model/test_models.py tests/model/test_transformers.py tests/outside/test_conformance.py -n $(WORKERS) --dist worksteal -m "not slow"
+	TORCHAIR_CPU=x86-64-v3 ATEN_CPU_CAPABILITY=avx2 $(PY) -m pytest tests/unit tests/kernel tests/graph/test_native.py tests/graph/test_native_engine.py tests/graph/test_native_quant.py tests/model/test_models.py tests/model/test_transformers.py tests/outside/test_conformance.py -n $(WORKERS) --dist worksteal -m "not slow"
 
 aarch64: setup  ## kernels for aarch64 under qemu (apt: qemu-user gcc-aarch64-linux-gnu), against float64; half an hour
 	for cpu in aarch64 aarch64+bf16+dotprod+i8mm aarch64+sve256; do \
-	  TORCHAIR_TEST_QEMU=$$cpu $(PY) -m pytest tests/unit/test_native_matmul.py tests/unit/test_native_nest.py tests/unit/test_native_conv.py tests/unit/test_native_attention.py tests/unit/test_vector_maths.py tests/unit/test_special_values.py tests/unit/test_lower_index.py tests/unit/test_lower_elementwise.py tests/unit/test_lower_norm.py tests/graph/test_native_quant.py -k "not graph" -n $(WORKERS) --dist worksteal || exit 1; \
+	  TORCHAIR_TEST_QEMU=$$cpu $(PY) -m pytest tests/kernel/test_native_matmul.py tests/unit/test_native_nest.py tests/kernel/test_native_conv.py tests/kernel/test_native_attention.py tests/unit/test_vector_maths.py tests/unit/test_special_values.py tests/unit/test_lower_index.py tests/unit/test_lower_elementwise.py tests/unit/test_lower_norm.py tests/graph/test_native_quant.py -k "not graph" -n $(WORKERS) --dist worksteal || exit 1; \
 	done
 
 hardship: setup  ## killed writers, a full disk, little memory, signals, forks: files and processes; minutes

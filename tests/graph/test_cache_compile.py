@@ -61,14 +61,14 @@ def config(mode: str = "max-autotune", **options: Any) -> torchair.CompilerConfi
     return made
 
 
-def compiled(model: nn.Module, folder: Path, method: str = "plain", **given: Any) -> Any:
+def compiled_to_file(model: nn.Module, folder: Path, method: str = "plain", **given: Any) -> Any:
     return cache_compile(getattr(model, method), cache_dir=str(folder), **given)
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
     """A folder with the static `plain` for inputs of 3 x 6."""
-    made = compiled(Block(), tmp_path, dynamic=False)
+    made = compiled_to_file(Block(), tmp_path, dynamic=False)
     made(torch.randn(3, 6))
     assert made.path.exists()
     return tmp_path
@@ -88,7 +88,7 @@ def test_another_model_of_the_class_takes_what_is_there(
         model = Block()
         twin = Block()
         twin.load_state_dict(model.state_dict())
-        call = compiled(model, tmp_path, "step", config=config(mode), dynamic=dynamic)
+        call = compiled_to_file(model, tmp_path, "step", config=config(mode), dynamic=dynamic)
         assert call.path.exists() == bool(turn)
         for rows in (3, 3, 5, 3) if dynamic else (3, 3, 3):
             x = torch.randn(rows, 6)
@@ -114,7 +114,7 @@ def test_weights_may_be_frozen_and_changed(
     x = torch.randn(33, 6)
     for turn in range(2):
         model = Block()
-        call = compiled(model, tmp_path, config=frozen, dynamic=dynamic)
+        call = compiled_to_file(model, tmp_path, config=frozen, dynamic=dynamic)
         with torch.no_grad():
             for _ in range(calls):  # from the third on in one native call
                 same(call(x), model.plain(x))
@@ -129,7 +129,7 @@ def test_weights_may_be_frozen_and_changed(
 
 def test_other_sizes_of_a_static_method_end_its_cache(kept: Path, traced: list[Any]) -> None:
     model = Block()
-    call = compiled(model, kept, dynamic=False)
+    call = compiled_to_file(model, kept, dynamic=False)
     call(torch.randn(3, 6))
     assert not traced
     x = torch.randn(4, 6)
@@ -233,11 +233,11 @@ def test_what_has_changed_is_said_and_compiled_again(
     model = change(monkeypatch)
     x = torch.randn(3, 6) if x is None else x
     with pytest.warns(UserWarning, match=reason):
-        got = compiled(model, kept, dynamic=False, config=config(**options))(x)
+        got = compiled_to_file(model, kept, dynamic=False, config=config(**options))(x)
     with torch.no_grad():
         same(got, model.plain(x))
     assert len(traced) == 1
-    compiled(model, kept, dynamic=False, config=config(**options))(x)
+    compiled_to_file(model, kept, dynamic=False, config=config(**options))(x)
     assert len(traced) == 1  # the new one was kept
 
 
@@ -245,7 +245,7 @@ def test_folders_tell_options_modules_and_ranks_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [
-        compiled(Block(), tmp_path, **given).path
+        compiled_to_file(Block(), tmp_path, **given).path
         for given in (
             {}, {"dynamic": False}, {"config": config(remove_noop_ops=False)}, {"tp_rank": 1},
             {"tp_rank": 1, "pp_rank": 0}, {"ge_cache": True},
@@ -255,13 +255,13 @@ def test_folders_tell_options_modules_and_ranks_apart(
     assert paths[3].parts[-3] == "tp_rank1" and paths[4].parts[-3] == "tp_rank1_pp_rank0"
     assert paths[5].parts[-3].startswith("Block_dynamic_gecache_")
     with pytest.warns(UserWarning, match="ge_cache has no effect in the modes that capture"):
-        path = compiled(Block(), tmp_path, config=config("npugraph_ex"), ge_cache=True).path
+        path = compiled_to_file(Block(), tmp_path, config=config("npugraph_ex"), ge_cache=True).path
     assert path.parts[-3].startswith("Block_dynamic_aclgraphcache_") and "gecache" not in str(path)
     distributed = torch.distributed
     for name, value in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 2)):
         monkeypatch.setattr(distributed, name, lambda value=value: value)
-    assert compiled(Block(), tmp_path).path.parts[-3] == "world4global_rank2"
-    assert compiled(Block(), tmp_path, global_rank=3).path.parts[-3] == "world4global_rank3"
+    assert compiled_to_file(Block(), tmp_path).path.parts[-3] == "world4global_rank2"
+    assert compiled_to_file(Block(), tmp_path, global_rank=3).path.parts[-3] == "world4global_rank3"
     monkeypatch.setenv("TORCHAIR_CACHE_HOME", str(tmp_path / "home"))
     assert cache_compile(Block().plain).path.is_relative_to(tmp_path / "home")
 
@@ -284,20 +284,20 @@ def test_a_folder_of_another_user_is_left_alone(
 ) -> None:
     """As where root has made it: the method is compiled, nothing is read or written there."""
     block, x = Block(), torch.randn(3, 6)
-    compiled(block, tmp_path)(x)
+    compiled_to_file(block, tmp_path)(x)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
     monkeypatch.setattr(cached.os, "getuid", lambda: 12345)
     monkeypatch.setattr(Artifact, "read", None)
     with pytest.warns(UserWarning, match=r"is not cached: the cache folder .* another user"):
-        method = compiled(block, tmp_path)
+        method = compiled_to_file(block, tmp_path)
     torch.testing.assert_close(method(x), block.plain(x))
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
 
 
 def test_random_numbers_are_refused_and_gradients_not_there(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="random"):
-        compiled(Block(), tmp_path, "noisy")(torch.randn(3, 6))
-    result = compiled(Block(), tmp_path)(torch.randn(3, 6))
+        compiled_to_file(Block(), tmp_path, "noisy")(torch.randn(3, 6))
+    result = compiled_to_file(Block(), tmp_path)(torch.randn(3, 6))
     with pytest.raises(RuntimeError, match="does not require grad"):
         result.sum().backward()
 
@@ -335,7 +335,7 @@ def test_tensors_that_are_no_buffers_are_found_again(tmp_path: Path, traced: lis
     x = torch.randn(3, 6)
     for turn in range(2):
         model = Loose()
-        call = compiled(model, tmp_path, dynamic=False)
+        call = compiled_to_file(model, tmp_path, dynamic=False)
         assert call.path.exists() == bool(turn)
 
         def check(model: Loose = model, call: Any = call) -> None:
@@ -371,7 +371,7 @@ def test_modules_in_closures_are_found_again(tmp_path: Path, traced: list[Any]) 
     x = torch.randn(3, 6)
     for _ in range(2):
         helper = nn.Linear(6, 6)
-        call = compiled(made(helper), tmp_path)
+        call = compiled_to_file(made(helper), tmp_path)
         with torch.no_grad():
             same(call(x), helper(x) + 1)
             helper.weight.mul_(2)
@@ -428,7 +428,7 @@ def test_a_model_of_transformers(tmp_path: Path, traced: list[Any]) -> None:
     tokens = torch.tensor([[1, 5, 3]])
     for _ in range(2):
         model = LlamaModel(sizes).eval()
-        got = compiled(model, tmp_path, "forward", dynamic=False)(input_ids=tokens)
+        got = compiled_to_file(model, tmp_path, "forward", dynamic=False)(input_ids=tokens)
         with torch.no_grad():
             expected = model(input_ids=tokens)
         assert type(got) is type(expected)
@@ -447,13 +447,13 @@ def test_what_cannot_be_kept_runs_without(tmp_path: Path, traced: list[Any]) -> 
     x, model = torch.randn(3, 6), Block()
     model.pair = (torch.ones(6), None)
     with pytest.warns(UserWarning, match=r"Block.plain is not cached: pair\[0\] is a tensor in a"):
-        compiled(model, tmp_path)(x)
+        compiled_to_file(model, tmp_path)(x)
     with pytest.warns(UserWarning, match="Branch.plain is not cached: a file cannot hold"):
-        same(compiled(Branch(), tmp_path)(-x.abs()), -x.abs() - 1)
+        same(compiled_to_file(Branch(), tmp_path)(-x.abs()), -x.abs() - 1)
     eagerly = config()
     eagerly.debug.run_eagerly = True
     with pytest.warns(UserWarning, match="Block.plain is not cached: options ask for"):
-        compiled(Block(), tmp_path, config=eagerly)(x)
+        compiled_to_file(Block(), tmp_path, config=eagerly)(x)
     assert not list(tmp_path.rglob("compiled_module"))
 
 
@@ -472,7 +472,7 @@ def test_a_flipped_bit_anywhere_is_noticed(kept: Path, traced: list[Any]) -> Non
     path.write_bytes(damaged)
     model, x = Block(), torch.randn(3, 6)
     with pytest.warns(UserWarning, match="clear broken cache .*: it is damaged"):
-        got = compiled(model, kept, dynamic=False)(x)
+        got = compiled_to_file(model, kept, dynamic=False)(x)
     with torch.no_grad():
         same(got, model.plain(x))
     assert path.exists() and len(traced) == 1
@@ -521,7 +521,7 @@ def test_a_file_of_other_content_is_only_data(
         setattr(found, field, value)
     path.write_bytes(found.to_bytes())
     with pytest.warns(UserWarning, match="clear broken cache"):
-        compiled(Block(), kept, dynamic=False)(torch.randn(3, 6))
+        compiled_to_file(Block(), kept, dynamic=False)(torch.randn(3, 6))
     assert len(traced) == 1
 
 
@@ -541,7 +541,7 @@ def test_a_plan_that_is_not_for_this_process_is_made_again(
         monkeypatch.setattr(ReadyCall, "of", lambda *_: None)
     path.write_bytes(found.to_bytes())
     model, x = Block(), torch.randn(3, 6)
-    call = compiled(model, kept, dynamic=False)
+    call = compiled_to_file(model, kept, dynamic=False)
     with torch.no_grad():
         same(call(x), model.plain(x))
     assert isinstance(_runner(call), GraphCall) and not traced
@@ -555,7 +555,7 @@ def test_a_plan_from_a_file_runs_as_any_other(
     kept: Path, tmp_path: Path, traced: list[Any]
 ) -> None:
     model, x = Block(), torch.randn(3, 6)
-    call = compiled(model, kept, dynamic=False)
+    call = compiled_to_file(model, kept, dynamic=False)
     with torch.no_grad():
         expected = model.plain(x)
     same(call(x), expected)
@@ -583,7 +583,7 @@ def test_a_plan_from_a_file_is_for_the_sizes_of_its_first_call(
     """Other sizes are planned from the graph, which is read then."""
     for turn in range(2):
         model = Block()
-        call = compiled(model, tmp_path)
+        call = compiled_to_file(model, tmp_path)
         for k, rows in enumerate((3, 5, 3, 4, 5)):
             for _ in range(calls):  # from the third on in one native call
                 x = torch.randn(rows, 6)
@@ -655,7 +655,7 @@ def test_a_file_that_others_may_read_or_write_is_not_used(kept: Path, traced: li
     (path,) = kept.rglob("compiled_module")
     path.chmod(0o644)
     with pytest.warns(UserWarning, match="clear broken cache .* has the mode 0o644"):
-        compiled(Block(), kept, dynamic=False)(torch.randn(3, 6))
+        compiled_to_file(Block(), kept, dynamic=False)(torch.randn(3, 6))
     assert len(traced) == 1 and path.stat().st_mode & 0o777 == 0o600
 
 
@@ -667,7 +667,7 @@ def test_a_full_disk_costs_the_cache_only(
 
     monkeypatch.setattr("torchair.store._write_new", refuse)
     model, x = Block(), torch.randn(3, 6)
-    call = compiled(model, tmp_path)
+    call = compiled_to_file(model, tmp_path)
     with pytest.warns(UserWarning, match="Block.plain is not cached: .*No space left"):
         got = call(x)
     with torch.no_grad():
@@ -682,13 +682,13 @@ def test_processes_may_compile_the_same_at_once(tmp_path: Path, traced: list[Any
         if pid == 0:
             code = 1
             try:
-                compiled(Block(), tmp_path)(torch.randn(3, 6))
+                compiled_to_file(Block(), tmp_path)(torch.randn(3, 6))
                 code = 0
             finally:
                 os._exit(code)
         children.append(pid)
     assert [os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in children] == [0, 0]
-    compiled(Block(), tmp_path)(torch.randn(3, 6))
+    compiled_to_file(Block(), tmp_path)(torch.randn(3, 6))
     assert not traced
 
 

@@ -41,7 +41,7 @@ def define(lib, schema, function, fake=None):
     return getattr(torch.ops.custom_define, name).default
 
 
-def compiled(fn, dynamic=False, **options):
+def compiled_with_graphs(fn, dynamic=False, **options):
     """The function in one graph, and the graphs it was converted to."""
     torch._dynamo.reset()
     config = torchair.CompilerConfig()
@@ -68,7 +68,7 @@ def compiled(fn, dynamic=False, **options):
 
 def check(fn, *sizes, dynamic=False, **options):
     """Compare with eager, updates of arguments too; the types in the (only) graph."""
-    run, graphs = compiled(fn, dynamic, **options)
+    run, graphs = compiled_with_graphs(fn, dynamic, **options)
     for n in sizes or (4,):
         mine = torch.randn(n, n), torch.randn(n, n)
         theirs = [t.clone() for t in mine]
@@ -221,7 +221,7 @@ def test_a_converter_of_several_operators_that_update(lib):
 
 def test_generic_updates_travel_with_a_file(lib):
     op = define(lib, "accumulate(Tensor(a!) x, Tensor y, float alpha) -> ()", accumulate)
-    run, graphs = compiled(UPDATES["whole"](op))
+    run, graphs = compiled_with_graphs(UPDATES["whole"](op))
     run(torch.ones(2, 2), torch.ones(2, 2))
     (node,) = [n for n in graphs[0].nodes if n.type == "TorchUpdate"]
     assert node.attr("target") == "custom_define::accumulate"
@@ -249,7 +249,7 @@ def test_a_registered_kernel_runs_in_place(lib):
     op = define(lib, "accumulate(Tensor(a!) x, Tensor y, float alpha) -> ()", accumulate)
     declare_accumulate()
     ge.register_kernel("Accumulate", None, kernel, updates=["x"])
-    run, graphs = compiled(lambda x, y: op(x, y, 2.0))
+    run, graphs = compiled_with_graphs(lambda x, y: op(x, y, 2.0))
     x, y = torch.ones(3), torch.ones(3)
     run(x, y)
     assert torch.equal(x, torch.full((3,), 3.0)) and seen == [x.data_ptr()]
@@ -556,7 +556,7 @@ def test_formulas_of_dims(lib):
 def test_nodes_of_users_carry_the_formulas(lib):
     op = define(lib, "twice_as_long(Tensor x) -> Tensor", lambda x: torch.cat([x, x]))
     ge.register_operator("TwiceAsLong", inputs=["x"], outputs=["y"])
-    run, graphs = compiled(lambda x: op(x) + 1)
+    run, graphs = compiled_with_graphs(lambda x: op(x) + 1)
     x = torch.randn(3, 2)
     torch.testing.assert_close(run(x), torch.cat([x, x]) + 1)
     (node,) = [n for n in graphs[0].nodes if n.type == "TwiceAsLong"]
@@ -576,7 +576,7 @@ def test_dims_without_a_formula_have_no_rule(lib):
     with pytest.raises(ValueError, match="has no form in a rule"):
         rule_text(op, (torch.ones(3),), {})
     ge.register_operator("Some", inputs=["x"], outputs=["y"])
-    run, graphs = compiled(lambda x: op(x) + 1)
+    run, graphs = compiled_with_graphs(lambda x: op(x) + 1)
     x = torch.randn(14)
     torch.testing.assert_close(run(x), x[:6] + 1)
     (node,) = [n for n in graphs[0].nodes if n.type == "Some"]
@@ -635,7 +635,7 @@ def test_operators_see_the_strides_of_tracing(reader, mode, dynamic):
 
 def test_operators_see_channels_last_where_tracing_does(reader):
     op, seen = reader
-    run, _ = compiled(lambda x: op(torch.relu(x) * 2) + op(torch.relu(x.contiguous())))
+    run, _ = compiled_with_graphs(lambda x: op(torch.relu(x) * 2) + op(torch.relu(x.contiguous())))
     seen.clear()
     run(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
     assert set(seen) == {(60, 1, 15, 3), (60, 20, 5, 1)}
@@ -659,7 +659,7 @@ def test_dims_that_follow_from_strides():
     def fn(indices, weight, offsets):
         return torch.nn.functional.embedding_bag(indices, weight.t() * 2, offsets, mode="sum")
 
-    run, _ = compiled(fn)
+    run, _ = compiled_with_graphs(fn)
     indices, offsets = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 2])
     for weight in (torch.randn(8, 5), torch.randn(8, 5, requires_grad=True)):
         got = run(indices, weight, offsets)
@@ -671,7 +671,7 @@ def test_attention_by_torch_of_transposed_operands():
         v = z @ z.mT  # a native result beside an operand of the same dims, transposed
         return torch.nn.functional.scaled_dot_product_attention(v, v, v)
 
-    run, _ = compiled(attend, dynamic=True)
+    run, _ = compiled_with_graphs(attend, dynamic=True)
     for shape in ((2, 2, 31, 9), (3, 2, 17, 17), (3, 2, 17, 17)):
         z = torch.randn(shape)
         torch.testing.assert_close(run(z), attend(z))

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from pages import ROOT, blocks
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # Programs, what the end of their output must be, and the pages that quote them.
@@ -57,9 +58,6 @@ def plain(text: str) -> str:
     return "\n".join(re.sub(r"\s+[\^~]+$", "", line).rstrip() for line in lines)
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def pieces(block: str) -> list[str]:

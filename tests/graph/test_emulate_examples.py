@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from test_docs import ROOT, blocks
 
 from golden_tools import (
     DEMO_DYNAMIC,
@@ -16,6 +15,7 @@ from golden_tools import (
     first_dump,
     normalized,
 )
+from pages import ROOT, blocks
 from processes import TOOLS, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ascend"

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import torchair
+from compiling import compiled
 from torchair.engine.options import DumpOptions, engine, finalize_graph_engine, take_dump_options
 
 RANK = "worldsize1_global_rank0"
@@ -29,14 +30,13 @@ def own_process_state(tmp_path, monkeypatch):
     finalize_graph_engine()
 
 
-def compiled(fn: Any, dynamic: bool = False, **options: Any) -> Any:
+def dumping(fn: Any, dynamic: bool = False, **options: Any) -> Any:
     """`fn` with the dump on, and options of `dump_config`."""
     config = torchair.CompilerConfig()
     config.dump_config.enable_dump = True
     for name, value in options.items():
         setattr(config.dump_config, name, value)
-    backend = torchair.get_npu_backend(compiler_config=config)
-    return torch.compile(fn, backend=backend, dynamic=dynamic)
+    return compiled(fn, config, dynamic=dynamic, fullgraph=False)
 
 
 def told() -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_layer_unites_names_and_types_of_marked_nodes():
         return torch.relu(z)
 
     x, y = torch.randn(2, 3), torch.randn(2, 3)
-    call = compiled(fn, dump_layer=" Test1 Test2 Test3 ")
+    call = dumping(fn, dump_layer=" Test1 Test2 Test3 ")
     torch.testing.assert_close(call(x, y), torch.relu(x * y), rtol=0, atol=0)
     (entry,) = told()["dump_list"]
     assert entry["layer"] == ["Test1", "Test2", "Test3", "Mul", "Cast"]
@@ -79,8 +79,8 @@ def test_layer_unites_names_and_types_of_marked_nodes():
 
 def test_json_has_an_entry_for_each_graph():
     x = torch.randn(3)
-    compiled(lambda x: x + 1, dump_step="0|2-5")(x)
-    compiled(lambda x: x * 2, dump_mode="output", dump_layer="Mul")(x)
+    dumping(lambda x: x + 1, dump_step="0|2-5")(x)
+    dumping(lambda x: x * 2, dump_mode="output", dump_layer="Mul")(x)
     found = told()
     first, second = found.pop("dump_list")
     assert found == {
@@ -99,7 +99,7 @@ def test_json_has_an_entry_for_each_graph():
 
 def test_files_hold_what_eager_computes():
     x, y = torch.randn(2, 3), torch.randn(2, 3)
-    torch.testing.assert_close(compiled(mul_add)(x, y), mul_add(x, y), rtol=0, atol=0)
+    torch.testing.assert_close(dumping(mul_add)(x, y), mul_add(x, y), rtol=0, atol=0)
     (folder,) = runs()
     moment, device, graph, model, step = folder.parts[-5:]
     assert re.fullmatch(r"\d{14}", moment) and (device, step) == ("0", "0")
@@ -116,14 +116,14 @@ def test_files_hold_what_eager_computes():
 
 @pytest.mark.parametrize("mode", ["input", "output"])
 def test_one_side_only(mode):
-    compiled(mul_add, dump_mode=mode)(torch.randn(2), torch.randn(2))
+    dumping(mul_add, dump_mode=mode)(torch.randn(2), torch.randn(2))
     (folder,) = runs()
     sides = {p.name.split(".")[-3] for p in folder.iterdir()}
     assert sides == {mode}
 
 
 def test_only_the_steps_asked_for():
-    call = compiled(mul_add, dump_step="0|2-3")
+    call = dumping(mul_add, dump_step="0|2-3")
     for k in range(5):
         x = torch.full((2,), float(k))
         torch.testing.assert_close(call(x, x), mul_add(x, x))
@@ -140,7 +140,7 @@ def test_step_ranges():
 
 def test_statistics():
     x = torch.tensor([[1.0, -2.0, 4.0]])
-    compiled(lambda x: (x * 2).to(torch.bfloat16), dump_data="stats", dump_mode="output")(x)
+    dumping(lambda x: (x * 2).to(torch.bfloat16), dump_data="stats", dump_mode="output")(x)
     (folder,) = runs()
     assert [p.name for p in folder.iterdir()] == ["stats.csv"]
     with open(folder / "stats.csv", newline="") as file:
@@ -156,7 +156,7 @@ def test_statistics():
 
 def test_bfloat16_is_widened():
     x = torch.randn(4, dtype=torch.bfloat16)
-    compiled(lambda x: x + x)(x)
+    dumping(lambda x: x + x)(x)
     (folder,) = runs()
     found = values(folder, "Add", "output.0")
     assert found.dtype == np.float32
@@ -175,7 +175,7 @@ def test_inputs_are_updated_and_dumped_as_they_were():
     x = torch.randn(3)
     state = [torch.randn(3), torch.randn(3)]
     expected = [t.clone() for t in state]
-    call = compiled(fn)
+    call = dumping(fn)
     for _ in range(2):
         got, want = call(*state, x), fn(*expected, x)
         for g, w in zip([got, *state], [want, *expected], strict=True):
@@ -191,7 +191,7 @@ def test_sliced_update_of_an_input():
 
     cache, x = torch.zeros(2, 4), torch.randn(2, 2)
     other = cache.clone()
-    torch.testing.assert_close(compiled(fn)(cache, x), fn(other, x))
+    torch.testing.assert_close(dumping(fn)(cache, x), fn(other, x))
     torch.testing.assert_close(cache, other, rtol=0, atol=0)
 
 
@@ -199,7 +199,7 @@ def test_sizes_that_vary():
     def fn(x):
         return torch.relu(x.t().reshape(-1) * x.shape[0])[1:].softmax(0)
 
-    call = compiled(fn, dynamic=True, dump_mode="output")
+    call = dumping(fn, dynamic=True, dump_mode="output")
     for rows in (3, 5):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(call(x), fn(x))
@@ -212,7 +212,7 @@ def test_strides_of_results_are_as_in_eager():
         return (x + 1).t(), (x * 2)[1:], x.new_ones(2, 0)
 
     x = torch.randn(3, 4)
-    for got, want in zip(compiled(fn)(x), fn(x), strict=True):
+    for got, want in zip(dumping(fn)(x), fn(x), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
         assert got.stride() == want.stride()
 
@@ -223,7 +223,7 @@ def test_training():
     model(x).sum().backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    compiled(model)(x).sum().backward()
+    dumping(model)(x).sum().backward()
     for p, want in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, want)
     assert len(told()["dump_list"]) == 2
@@ -232,7 +232,7 @@ def test_training():
 def test_dump_says_that_graphs_run_unfused(monkeypatch):
     said = []
     monkeypatch.setattr(torchair.logger, "warning", lambda text, *args: said.append(text % args))
-    call = compiled(mul_add)
+    call = dumping(mul_add)
     for _ in range(2):
         call(torch.randn(2), torch.randn(2))
     name = told()["dump_list"][0]["model_name"]
@@ -244,7 +244,7 @@ def test_file_of_an_earlier_process_is_replaced():
     path.parent.mkdir()
     path.write_text('{"dump": {"dump_list": [{"model_name": "old", "layer": []}]}}')
     os.utime(path, (1e9, 1e9))
-    compiled(mul_add)(torch.randn(2), torch.randn(2))
+    dumping(mul_add)(torch.randn(2), torch.randn(2))
     assert len(told()["dump_list"]) == 1 and told()["dump_list"][0]["model_name"] != "old"
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import torchair
+from compiling import compiled
 from torchair import process
 from torchair.concrete.ge import GeConcreteGraph
 from torchair.engine.session.edition import Edition
@@ -49,11 +50,6 @@ def config(policy):
     return made
 
 
-def compiled(model, policy="zip"):
-    backend = torchair.get_npu_backend(compiler_config=config(policy))
-    return torch.compile(model, backend=backend, dynamic=True, fullgraph=True)
-
-
 def inputs(n, m):
     return torch.randn(n, 6), torch.randn(3, m)
 
@@ -64,7 +60,7 @@ def inputs(n, m):
 )
 def test_gears_are_planned_at_the_first_call_and_never_again(plans, policy, pairs):
     model = Net()
-    call = compiled(model, policy)
+    call = compiled(model, config(policy), dynamic=True)
     first = inputs(4, 7)
     set_dim_gears(first[0], {0: [2, 4]})
     set_dim_gears(first[1], {1: (5, 7)})
@@ -87,7 +83,7 @@ def test_other_dims_are_fixed_and_the_engine_is_told(plans, monkeypatch):
     monkeypatch.setattr(
         GeConcreteGraph, "options", lambda self: told.append(options(self)[0]) or options(self)
     )
-    call = compiled(nn.Linear(6, 8))
+    call = compiled(nn.Linear(6, 8), config("zip"), dynamic=True)
     x = torch.randn(4, 6)
     set_dim_gears(x, {0: [2, 4, 8]})
     set_dim_gears(x, {0: [2, 4, 8]})  # again, the same
@@ -102,7 +98,7 @@ def test_a_first_size_beyond_the_gears_is_refused():
     x = torch.randn(3, 6)
     set_dim_gears(x, {0: [2, 4]})
     with pytest.raises(Exception, match=r"dim 0 of input \d+ is 3, which is none of its gears"):
-        compiled(nn.Linear(6, 8))(x)
+        compiled(nn.Linear(6, 8), config("zip"), dynamic=True)(x)
 
 
 @pytest.mark.parametrize(
@@ -170,5 +166,5 @@ def test_progress_is_shown_on_terminals_only(plans, monkeypatch):
         monkeypatch.setattr(sys, "stderr", stream)
         x = torch.randn(4, 6)
         set_dim_gears(x, {0: [2, 4]})
-        compiled(nn.Linear(6, 8))(x)
+        compiled(nn.Linear(6, 8), config("zip"), dynamic=True)(x)
         assert ("planning gears" in stream.getvalue()) is shown

@@ -75,7 +75,7 @@ def test_a_model_compiled_again_finds_its_kernels(store: KernelStore) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
     x = torch.randn(3, 8)
 
-    def compiled(**options: bool) -> torch.Tensor:
+    def result(**options: bool) -> torch.Tensor:
         torch._dynamo.reset()
         cpu.cache_clear()
         config = torchair.CompilerConfig()
@@ -85,12 +85,12 @@ def test_a_model_compiled_again_finds_its_kernels(store: KernelStore) -> None:
         with torch.no_grad():
             return torch.compile(model, backend=backend)(x)
 
-    first = compiled()
+    first = result()
     made = store.misses
     assert made > 0 and store.hits == 0
-    assert torch.equal(compiled(), first)
+    assert torch.equal(result(), first)
     assert (store.hits, store.misses) == (made, made)
-    assert torch.equal(compiled(kernel_cache=False), first)
+    assert torch.equal(result(kernel_cache=False), first)
     assert store.misses == made and store.hits <= made + 1  # the driver of programs is no graph's
 
 

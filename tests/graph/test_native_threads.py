@@ -32,7 +32,7 @@ THREADS = 4
 GROWTH = 48 << 10  # kilobytes that the process may grow by after its first calls
 
 
-def compiled(fn: Any, **kwargs: Any) -> Any:
+def compiled_in_parts(fn: Any, **kwargs: Any) -> Any:
     """Without fullgraph: its count of compiled frames is one for all threads of the process."""
     return compiling.compiled(fn, fullgraph=False, **kwargs)
 
@@ -86,7 +86,7 @@ def _check_calls(calls: int) -> None:
     """Threads call one compiled model with different sizes; every result is the one that a single
     thread got, and memory stays as it is."""
     model = Small()
-    fast = compiled(model, dynamic=True)
+    fast = compiled_in_parts(model, dynamic=True)
     inputs = _inputs()
     with torch.no_grad():
         expected = {n: fast(x) for n, x in inputs.items()}
@@ -123,7 +123,7 @@ def test_updates_of_own_state() -> None:
         cache.index_copy_(1, at, new)
         return cache.sum(1) + new.mean(1)
 
-    fast = compiled(step, dynamic=False)
+    fast = compiled_in_parts(step, dynamic=False)
     fast(torch.zeros(2, 8, 5), torch.tensor([0]), torch.zeros(2, 1, 5))
 
     def work(k: int) -> None:
@@ -140,7 +140,7 @@ def test_updates_of_own_state() -> None:
 def test_calls_while_others_compile() -> None:
     """One model runs in some threads while others compile new ones and meet new sizes."""
     model = Small()
-    fast = compiled(model, dynamic=True)
+    fast = compiled_in_parts(model, dynamic=True)
     inputs = _inputs()
     with torch.no_grad():
         expected = {n: fast(x)[0] for n, x in inputs.items() if n in (2, 3)}
@@ -157,7 +157,7 @@ def test_calls_while_others_compile() -> None:
             with torch.no_grad():
                 for i in range(3):
                     x = torch.randn(5 + i, 9 + k)
-                    other = compiled(lambda x, i=i: torch.softmax(x * (i + k), -1) + i)
+                    other = compiled_in_parts(lambda x, i=i: torch.softmax(x * (i + k), -1) + i)
                     torch.testing.assert_close(other(x), torch.softmax(x * (i + k), -1) + i)
                     y = torch.randn(2, 40 + 3 * k + i, 32)
                     torch.testing.assert_close(fast(y)[0], model(y)[0])
@@ -172,7 +172,7 @@ def test_first_calls_at_once() -> None:
     """Several threads meet new sizes at the same moment: plans and kernels are made once or
     twice, never wrong."""
     model = Small()
-    fast = compiled(model, dynamic=True)
+    fast = compiled_in_parts(model, dynamic=True)
     barrier = threading.Barrier(THREADS)
     with torch.no_grad():
         fast(torch.randn(2, 5, 32))
@@ -233,7 +233,7 @@ def test_number_of_threads_is_torchs(used: list[int], threads: Any) -> None:
 
 def test_little_work_runs_on_one_thread(used: list[int], threads: Any) -> None:
     threads(2)
-    fast = compiled(lambda x: x * 2 + 1, dynamic=False)
+    fast = compiled_in_parts(lambda x: x * 2 + 1, dynamic=False)
     with torch.no_grad():
         assert torch.equal(fast(torch.ones(4)), torch.full((4,), 3.0))
     assert used == [1]
@@ -282,7 +282,7 @@ def test_sizes_with_more_work_than_the_first_get_all_threads(monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        run = compiled(lambda x: torch.exp(x) + 1, dynamic=True)
+        run = compiled_in_parts(lambda x: torch.exp(x) + 1, dynamic=True)
         for rows, threads in ((2, 1), (4096, 2), (3, 1)):
             x = torch.randn(rows, 64)
             torch.testing.assert_close(run(x), torch.exp(x) + 1)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from test_comm_dist import spawned
 
 import torchair
 import torchair.ascend.emulate
+from comm_groups import spawned
 from npu_cases import npu, randn
 
 Tensor = torch.Tensor

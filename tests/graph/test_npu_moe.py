@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_npu_ops import assert_close, copies
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -20,6 +19,7 @@ import npu_product_cases
 import torchair
 import torchair.ascend.emulate.facade
 from npu_cases import Case, npu, randint, randn
+from npu_results import assert_close, copies
 from op_harness import check
 from torchair.convert import GraphConverter
 from torchair.operators import infer

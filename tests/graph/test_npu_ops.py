@@ -20,6 +20,7 @@ from compiling import compiled_afresh as compiled
 from npu_attention_cases import CASES as ATTENTION
 from npu_attention_cases import CK, CV, K2, ONE, Q2, V2, K, Q, V, bsh, each_batch
 from npu_cases import CASES, HALF, MODULES, Case, npu, randint, randn
+from npu_results import assert_close, copies
 from op_harness import check, convert
 from torchair.ascend import ops as library
 from torchair.ascend.emulate.facade import operators
@@ -35,20 +36,8 @@ def case(name: str) -> Case:
     return next(c for c in ALL if c.name == name)
 
 
-def copies(tensors: Any) -> list[Tensor]:
-    return [t.clone() for t in tensors]
 
 
-def assert_close(got: Any, expected: Any, rough: float, to_largest: bool = False) -> None:
-    """With `to_largest` errors count against the largest result: those of sums that cancel out."""
-    assert len(got) == len(expected)
-    for g, e in zip(got, expected, strict=True):
-        if not isinstance(e, torch.Tensor):
-            assert g == e
-            continue
-        assert g.shape == e.shape
-        unit = max(1.0, float(e.double().abs().max())) if to_largest and e.numel() else 1.0
-        torch.testing.assert_close(g.double(), e.double(), rtol=rough, atol=rough * unit)
 
 
 # ---- what they give ----

@@ -47,7 +47,7 @@ def fresh_process_state():
     npugraph_ex.logger.setLevel(logging.ERROR)
 
 
-def compiled(fn: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+def compiled_ex(fn: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     """`torch.compile` with the backend of the entry point."""
     return torch.compile(fn, backend=npugraph_ex_backend, options=options, **kwargs)
 
@@ -300,7 +300,7 @@ def test_wrong_options_name_the_legal_ones(arguments, texts):
 
 def test_a_pool_that_is_none_is_refused_when_the_graph_is_built():
     with pytest.raises(BackendCompilerFailed) as caught:
-        compiled(lambda x: x + 1, {"use_graph_pool": (1, 2)})(torch.randn(3))
+        compiled_ex(lambda x: x + 1, {"use_graph_pool": (1, 2)})(torch.randn(3))
     assert isinstance(caught.value.inner_exception, TypeError)
 
 
@@ -324,7 +324,7 @@ def warned(act: Any) -> list[str]:
 
 def test_defaults_do_not_warn():
     assert warned(npugraph_ex.get_npu_backend) == []
-    assert warned(lambda: compiled(lambda x: x + 1)(torch.randn(3))) == []
+    assert warned(lambda: compiled_ex(lambda x: x + 1)(torch.randn(3))) == []
 
 
 def test_switches_without_effect_warn_under_their_flat_names():
@@ -352,7 +352,7 @@ def test_user_passes_get_the_flat_configuration():
 
     options = {"post_grad_custom_pre_pass": user_pass, "post_grad_custom_post_pass": user_pass}
     x = torch.randn(2, 3)
-    call = compiled(lambda x: x.view(-1) + 1, options)
+    call = compiled_ex(lambda x: x.view(-1) + 1, options)
     torch.testing.assert_close(call(x), x.view(-1) + 1)
     configs, targets = zip(*seen, strict=True)
     assert all(isinstance(c, FlatConfig) and c.clone_input.value is True for c in configs)
@@ -398,7 +398,7 @@ def test_limit_core_num_marks_a_block_of_the_graph():
         [n.args for n in gm.graph.nodes if "scope_enter" in str(n.target)])}  # fmt: skip
     torch._dynamo.reset()
     x = torch.randn(3)
-    torch.testing.assert_close(compiled(limited, options, fullgraph=True)(x), limited(x))
+    torch.testing.assert_close(compiled_ex(limited, options, fullgraph=True)(x), limited(x))
     assert seen == [[(["_op_aicore_num", "_op_vectorcore_num"], ["4", "8"])]]
 
 
@@ -434,7 +434,7 @@ def only_enter(gm: Any, example_inputs: Any, config: Any) -> None:
 
 
 def test_scopes_that_a_pass_inserts_are_checked():
-    call = compiled(lambda x: x + 1, {"post_grad_custom_post_pass": only_enter})
+    call = compiled_ex(lambda x: x + 1, {"post_grad_custom_post_pass": only_enter})
     with pytest.raises(BackendCompilerFailed, match="no paired call to the torch"):
         call(torch.randn(3))
 
@@ -467,12 +467,12 @@ def test_compiler_speaks_through_the_logger_of_the_surface(lines):
     assert npugraph_ex.logger.name == "npugraph_ex"
     x = torch.randn(3)
     torchair.logger.setLevel(logging.INFO)
-    compiled(lambda x: x + 1)(x)
+    compiled_ex(lambda x: x + 1)(x)
     assert lines == []
     npugraph_ex.logger.setLevel(logging.DEBUG)
     torchair.logger.setLevel(logging.ERROR)
     torch._dynamo.reset()
-    call = compiled(lambda x: x + 2)
+    call = compiled_ex(lambda x: x + 2)
     call(x)
     texts = [text for name, _, text in lines if name == "npugraph_ex"]
     assert {name for name, _, _ in lines} == {"npugraph_ex"}
@@ -488,7 +488,7 @@ def test_compiler_speaks_through_the_logger_of_the_surface(lines):
 
 def test_log_line_names_the_surface(capsys):
     npugraph_ex.logger.setLevel(logging.INFO)
-    compiled(lambda x: x + 1)(torch.randn(3))
+    compiled_ex(lambda x: x + 1)(torch.randn(3))
     first = capsys.readouterr().out.splitlines()[0]
     assert re.fullmatch(
         rf"\[INFO\] NPUGRAPH_EX\({os.getpid()},[\w.]+\):[\d-]+ [\d:.]+ "
@@ -554,7 +554,7 @@ def same_as_eager(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Block().eval()
     reference = copy.deepcopy(model)
-    call = compiled(model, options)
+    call = compiled_ex(model, options)
     with torch.no_grad():
         for _ in range(5):
             x = torch.randn(1, 32)
@@ -586,34 +586,34 @@ def test_a_block_is_captured_once_and_replayed():
 
 def test_results_are_overwritten_if_they_are_shared():
     x, y = torch.randn(4), torch.randn(4)
-    call = compiled(lambda x: x + 1, {"share_results": True})
+    call = compiled_ex(lambda x: x + 1, {"share_results": True})
     first = call(x)
     assert call(y) is first
     torch.testing.assert_close(first, y + 1)
     for options in ({}, {"share_results": True, "clone_output": True}):
         torch._dynamo.reset()
-        call = compiled(lambda x: x + 1, options)
+        call = compiled_ex(lambda x: x + 1, options)
         first, second = call(x), call(y)
         torch.testing.assert_close(first, x + 1)
         torch.testing.assert_close(second, y + 1)
 
 
 def test_first_tensor_is_the_buffer_without_clone_input():
-    call = compiled(lambda x: x + 1, {"clone_input": False})
+    call = compiled_ex(lambda x: x + 1, {"clone_input": False})
     x, y = torch.zeros(4), torch.ones(4)
     call(x)
     torch.testing.assert_close(call(y), y + 1)
     torch.testing.assert_close(x, y)
     torch._dynamo.reset()
     x = torch.zeros(4)
-    call = compiled(lambda x: x + 1)
+    call = compiled_ex(lambda x: x + 1)
     call(x)
     call(y)
     torch.testing.assert_close(x, torch.zeros(4))
 
 
 def test_calls_run_eagerly_beyond_the_limit():
-    call = compiled(lambda x: x.sin() + 1, {"capture_limit": 2}, dynamic=True)
+    call = compiled_ex(lambda x: x.sin() + 1, {"capture_limit": 2}, dynamic=True)
     for n in (3, 4):
         x = torch.randn(n)
         torch.testing.assert_close(call(x), x.sin() + 1)
@@ -629,7 +629,7 @@ def test_calls_run_eagerly_beyond_the_limit():
 
 def test_force_eager_captures_nothing():
     x = torch.randn(4)
-    call = compiled(lambda x: x.sin() + 1, {"force_eager": True})
+    call = compiled_ex(lambda x: x.sin() + 1, {"force_eager": True})
     first, second = call(x), call(x)
     torch.testing.assert_close(first, x.sin() + 1)
     assert first.data_ptr() != second.data_ptr()
@@ -637,7 +637,7 @@ def test_force_eager_captures_nothing():
 
 
 def test_force_recapture_captures_each_call_anew():
-    call = compiled(lambda x: x.sin() + 1, {"force_recapture": True})
+    call = compiled_ex(lambda x: x.sin() + 1, {"force_recapture": True})
     for _ in range(3):
         x = torch.randn(4)
         torch.testing.assert_close(call(x), x.sin() + 1)
@@ -648,7 +648,7 @@ def test_force_recapture_captures_each_call_anew():
 def test_two_graphs_in_one_pool():
     pool = graph_pool_handle()
     x = torch.randn(8, 8)
-    calls = [compiled(fn, {"use_graph_pool": pool}) for fn in (torch.sin, torch.cos)]
+    calls = [compiled_ex(fn, {"use_graph_pool": pool}) for fn in (torch.sin, torch.cos)]
     for _ in range(2):
         for call, fn in zip(calls, (torch.sin, torch.cos), strict=True):
             torch.testing.assert_close(call(x), fn(x))
@@ -661,7 +661,7 @@ def test_parameters_that_move_are_captured_anew():
         torch._dynamo.reset()
         counters.clear()
         model = nn.Linear(4, 4).eval()
-        call = compiled(model, {"frozen_parameter": frozen})
+        call = compiled_ex(model, {"frozen_parameter": frozen})
         x = torch.randn(2, 4)
         with torch.no_grad():
             call(x)
@@ -675,7 +675,7 @@ def test_training_is_right():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     reference = copy.deepcopy(model)
-    call = compiled(model)
+    call = compiled_ex(model)
     for _ in range(3):
         x = torch.randn(5, 4)
         call(x).square().sum().backward()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import torchair
+from compiling import compiled
 from op_harness import convert
 from torchair.engine.optimize.passes.ordering import explicit_order_for_side_effect_nodes
 from torchair.operators.core import row_of
@@ -15,7 +16,7 @@ from torchair.ops.output import tensor_text
 WAYS = ["eager", "aot_eager", "torchair", "torchair dynamic", "torchair eagerly", "npugraph_ex"]
 
 
-def compiled(way, fn):
+def executed(way, fn):
     """The function as one way of execution runs it, in one graph."""
     torch._dynamo.reset()
     if way == "eager":
@@ -27,8 +28,7 @@ def compiled(way, fn):
         return torch.compile(fn, backend="npugraph_ex", fullgraph=True, options=options)
     config = torchair.CompilerConfig()
     config.debug.run_eagerly = way == "torchair eagerly"
-    backend = torchair.get_npu_backend(compiler_config=config)
-    return torch.compile(fn, backend=backend, fullgraph=True, dynamic=way == "torchair dynamic")
+    return compiled(fn, config, dynamic=way == "torchair dynamic")
 
 
 ROW = "[0 1 2 ... 7 8 9]"
@@ -99,7 +99,7 @@ def test_text(way, name, capsys):
         show(x)
         return x.clone()
 
-    run = compiled(way, fn)
+    run = executed(way, fn)
     assert torch.equal(run(x), x) or "finite" in name
     assert capsys.readouterr().out == text + "\n"
     run(x)
@@ -119,7 +119,7 @@ def test_order_across_updates_of_what_is_printed(way, capsys):
 
     x, y = torch.arange(3.0), torch.ones(3) * 2
     wanted = "before [0 1 2]\nafter [1 2 3]\nend [2 4 6] [2 4 6]\n"
-    run = compiled(way, fn)
+    run = executed(way, fn)
     assert run(x, y) == 12 and torch.equal(x, torch.tensor([2.0, 4, 6]))
     assert capsys.readouterr().out == wanted
 
@@ -129,7 +129,7 @@ def test_dynamic_sizes_and_numbers(capsys):
         npu_print(x, n, x.shape[0], tensor_detail=True)
         return x + n
 
-    run = compiled("torchair dynamic", fn)
+    run = executed("torchair dynamic", fn)
     for size, n in ((3, 5), (4, 6), (9, 6)):
         x = torch.arange(float(size))
         run(x, n)
@@ -145,7 +145,7 @@ def test_print_in_training(capsys):
         return y.sum()
 
     x = torch.zeros(2, requires_grad=True)
-    compiled("torchair", fn)(x).backward()
+    executed("torchair", fn)(x).backward()
     assert torch.equal(x.grad, torch.ones(2))
     assert capsys.readouterr().out == "y [0 0]\n"
 
@@ -177,7 +177,7 @@ def test_a_graph_that_only_prints(capsys):
     def fn(x):
         npu_print(x)
 
-    compiled("torchair", fn)(torch.ones(2))
+    executed("torchair", fn)(torch.ones(2))
     assert capsys.readouterr().out == "[1 1]\n"
 
 

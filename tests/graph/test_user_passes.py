@@ -8,19 +8,18 @@ import pytest
 import torch
 
 import torchair
+from compiling import compiled
 
 aten = torch.ops.aten
 PRE, POST = "post_grad_custom_pre_pass", "post_grad_custom_post_pass"
 
 
-def compiled(fn, dynamic=False, mode="max-autotune", **passes):
+def compiled_with_passes(fn, dynamic=False, mode="max-autotune", **passes):
     torch._dynamo.reset()
     config = torchair.CompilerConfig()
-    config.mode = mode
     for name, user in passes.items():
         setattr(config, name, user)
-    backend = torchair.get_npu_backend(compiler_config=config)
-    return torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic), config
+    return compiled(fn, config, mode=mode, dynamic=dynamic), config
 
 
 def find(gm, target):
@@ -41,7 +40,7 @@ def test_passes_get_graph_inputs_and_config():
         )
         return "ignored"
 
-    run, config = compiled(fn, **{PRE: user, POST: user})
+    run, config = compiled_with_passes(fn, **{PRE: user, POST: user})
     x = torch.randn(3)
     torch.testing.assert_close(run(x), fn(x))
     assert seen == [(True, [(3,)], config)] * 2
@@ -56,7 +55,7 @@ def test_a_pass_changes_the_graph(name, dynamic):
             new = gm.graph.call_function(aten.neg.default, (node.args[0],))
         node.replace_input_with(node.args[0], new)
 
-    run, _ = compiled(fn, dynamic, **{name: user})
+    run, _ = compiled_with_passes(fn, dynamic, **{name: user})
     for size in (3, 5) if dynamic else (3,):
         x = torch.randn(size)
         torch.testing.assert_close(run(x), torch.relu(-(x + 1)) * 2)
@@ -73,7 +72,7 @@ def test_types_of_what_follows_a_change_are_worked_out_anew():
             back = gm.graph.call_function(aten._to_copy.default, (last,), {"dtype": torch.float32})
         gm.graph.output_node().replace_input_with(last, back)
 
-    run, _ = compiled(fn, **{PRE: user})
+    run, _ = compiled_with_passes(fn, **{PRE: user})
     x = torch.randn(3)
     torch.testing.assert_close(run(x), fn(x))
 
@@ -127,7 +126,7 @@ def test_a_broken_graph_names_pass_and_node(breaks, name):
     def spoils(gm, example_inputs, config):
         breaks(gm)
 
-    run, _ = compiled(fn, **{name: spoils})
+    run, _ = compiled_with_passes(fn, **{name: spoils})
     with pytest.raises(Exception, match=BROKEN[breaks]) as caught:
         run(torch.randn(2, 3))
     text = str(caught.value)
@@ -140,7 +139,7 @@ def test_an_error_of_the_pass_names_it():
     def raises(gm, example_inputs, config):
         raise KeyError("no such node")
 
-    run, _ = compiled(fn, **{PRE: raises})
+    run, _ = compiled_with_passes(fn, **{PRE: raises})
     with pytest.raises(Exception, match="no such node") as caught:
         run(torch.randn(2))
     cause = caught.value
@@ -159,7 +158,7 @@ def test_passes_run_in_capture_mode_too():
         find(gm, aten.relu.default).target = aten.abs.default
 
     with pytest.warns(UserWarning):
-        run, _ = compiled(fn, mode="reduce-overhead", **{PRE: user})
+        run, _ = compiled_with_passes(fn, mode="reduce-overhead", **{PRE: user})
     x = torch.randn(3)
     torch.testing.assert_close(run(x), torch.abs(x + 1) * 2)
     assert seen == ["relu"]
@@ -183,7 +182,7 @@ def test_the_log_tells_what_each_pass_changed():
     torchair.logger.addHandler(handler)
     torchair.logger.setLevel(logging.DEBUG)
     try:
-        compiled(fn, **{PRE: user})[0](torch.randn(3))
+        compiled_with_passes(fn, **{PRE: user})[0](torch.randn(3))
     finally:
         torchair.logger.removeHandler(handler)
         torchair.logger.setLevel(level)

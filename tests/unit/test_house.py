@@ -350,7 +350,15 @@ def test_package_offers_exactly_the_public_names():
 def test_tests_stand_in_folders():
     """tests/README.md says what each folder is for."""
     loose = [file.name for file in (ROOT / "tests").glob("*.py") if file.name != "conftest.py"]
-    assert not loose, f"move to tests/unit, graph, model, gpu, outside or tools: {loose}"
+    assert not loose, f"move to tests/unit, kernel, graph, model, gpu, outside or tools: {loose}"
+
+
+def test_tests_do_not_import_each_other():
+    """What two of them need is in tests/tools."""
+    line = re.compile(r"^\s*(?:from|import) test_\w+", re.MULTILINE)
+    files = (ROOT / "tests").rglob("test_*.py")
+    found = [file.name for file in files if line.search(file.read_text(encoding="utf-8"))]
+    assert not found
 
 
 def test_unit_tests_need_no_dynamo():
