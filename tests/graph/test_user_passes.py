@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import torchair
-from compiling import compiled
 
 aten = torch.ops.aten
 PRE, POST = "post_grad_custom_pre_pass", "post_grad_custom_post_pass"
@@ -17,9 +16,11 @@ PRE, POST = "post_grad_custom_pre_pass", "post_grad_custom_post_pass"
 def compiled_with_passes(fn, dynamic=False, mode="max-autotune", **passes):
     torch._dynamo.reset()
     config = torchair.CompilerConfig()
+    config.mode = mode
     for name, user in passes.items():
         setattr(config, name, user)
-    return compiled(fn, config, mode=mode, dynamic=dynamic), config
+    backend = torchair.get_npu_backend(compiler_config=config)
+    return torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic), config
 
 
 def find(gm, target):
