@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchair
+import torchair.ascend.rules
 from torchair import ge
 from torchair.capture import cpu as capture_cpu
 from torchair.capture import graph as capture_graph

@@ -29,7 +29,7 @@ arguments in place.
 
 
 def data_lines(name: str) -> dict[str, str]:
-    """Lines of a data file of `ops/npu`: a name, and what is behind the tab."""
+    """Lines of a data file of `ascend/ops`: a name, and what is behind the tab."""
     text = resources.files(npu.__name__).joinpath(name).read_text("utf-8")
     rows = (line.partition("\t") for line in text.splitlines() if not line.startswith("#"))
     return {name: rest for name, _, rest in rows if name}
