@@ -275,7 +275,7 @@ def rewrite(graph: Graph, rules: tuple[Any, ...]) -> None:
         graph.sort()
 
 
-# ---- engine/plan/planner.py, engine/plan/records.py: which calls in which order, on which bytes.
+# ---- engine/plan/planner.py, engine/plan/arena.py: which calls in which order, on which bytes.
 
 
 @dataclass

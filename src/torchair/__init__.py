@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchair.extensions import Kind, offer
-from torchair.process import when_imported
+from torchair.import_hooks import when_imported
 from torchair.versions import __version__, check_torch
 
 if TYPE_CHECKING:

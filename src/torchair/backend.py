@@ -15,8 +15,8 @@ from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
 from torchair.errors import UnsupportedModeError
 from torchair.fallbacks import Fallback, note
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
+from torchair.garbage import no_garbage_collection
 from torchair.log import TorchairLogger, logger, spoken_by
-from torchair.process import no_garbage_collection
 from torchair.store import atomic_write
 from torchair.trace import Trace, model_directory, start_debug_log
 

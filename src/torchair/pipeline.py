@@ -42,11 +42,11 @@ from torchair.fx.dump import dumping, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
 from torchair.fx.tracing import mend
+from torchair.garbage import no_garbage_collection
 from torchair.locks import Lock
 from torchair.log import logger, tell
 from torchair.operators import infer
 from torchair.passes import FxContext, PassRunner
-from torchair.process import no_garbage_collection
 from torchair.runner import Compilation, GmRunner, onlookers
 from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write

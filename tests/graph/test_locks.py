@@ -17,7 +17,7 @@ from torch._dynamo import convert_frame
 
 from torchair import locks
 from torchair.fx import tracing
-from torchair.process import no_garbage_collection
+from torchair.garbage import no_garbage_collection
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 _SECONDS = 20

@@ -25,13 +25,13 @@ from torchair.errors import ScopeError
 from torchair.fx.passes import user as user_passes
 from torchair.fx.passes.builtin import optimize_noop_ops, recover_view_inplace_pattern
 from torchair.fx.passes.streams import check_scopes
+from torchair.garbage import no_garbage_collection
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.ge.rewrite import verify
 from torchair.operators import infer
 from torchair.operators.slicing import END
-from torchair.process import no_garbage_collection
 
 aten = torch.ops.aten
 F, I8 = DataType.DT_FLOAT, DataType.DT_INT8

@@ -21,9 +21,10 @@ from native_check import capture
 from torchair import ge
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.compile import GraphCompiler
+from torchair.engine.plan.arena import Buffer, Packing, lower_bound, place
 from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.planner import Planner
-from torchair.engine.plan.records import Buffer, Packing, Plan, lower_bound, place
+from torchair.engine.plan.records import Plan
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError
 from torchair.ge.build import Data, NetOutput

@@ -20,7 +20,7 @@ from compiling import compiled
 from lane_tools import Delays, Late, Meeting, Names, Sessions
 from random_graphs import Maker
 from torchair import ops, scope
-from torchair.codegen.cpu.driver import limit_threads
+from torchair.codegen.cpu.openmp import limit_threads
 from torchair.codegen.program import range_of
 from torchair.engine.inspect.check import check_plan
 from torchair.engine.optimize.passes import GraphState

@@ -11,9 +11,10 @@ import mmap
 from collections.abc import Mapping
 from typing import Any
 
-from torchair.codegen.cpu.driver import driver, pool_symbols
+from torchair.codegen.cpu.driver import driver
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.link import Image
+from torchair.codegen.cpu.openmp import pool_symbols
 from torchair.codegen.cpu.processors import processor_named
 from torchair.codegen.cpu.target import CpuTarget
 

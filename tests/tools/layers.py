@@ -24,7 +24,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("configs", "tools", "trace"),
     0: ("fallbacks", "store", "structured"),
     -1: ("errors", "log"),
-    -2: ("flags", "markup", "process", "versions"),
+    -2: ("flags", "garbage", "import_hooks", "markup", "process", "progress", "versions"),
     -3: ("extensions", "labels", "locks"),
 }
 

@@ -12,14 +12,7 @@ from torchair import ge
 from torchair.engine.optimize.passes import ENGINE_PASSES, GE_PASSES, GraphState
 from torchair.engine.optimize.passes.ordering import choose_order
 from torchair.engine.options import EngineOptions
-from torchair.engine.plan.records import (
-    Arena,
-    Buffer,
-    aligned,
-    lower_bound,
-    place,
-    place_compactly,
-)
+from torchair.engine.plan.arena import Arena, Buffer, aligned, lower_bound, place, place_compactly
 from torchair.engine.run.workspace import WEIGHT
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError, InputError

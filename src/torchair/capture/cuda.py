@@ -35,8 +35,8 @@ from torchair.capture.updates import DeviceLists, Updates
 from torchair.engine.plan.records import extent, picker
 from torchair.engine.run.native import same_as
 from torchair.errors import CaptureError, InputError
+from torchair.garbage import no_garbage_collection
 from torchair.locks import RLock
-from torchair.process import no_garbage_collection
 
 if TYPE_CHECKING:
     from torchair.devices.base import GraphCall

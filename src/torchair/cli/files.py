@@ -17,7 +17,7 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
 from torchair.errors import CommandError
 from torchair.operators import infer
-from torchair.process import Steps
+from torchair.progress import Steps
 from torchair.serde import read_graph, write_graph
 from torchair.tools import compare_dumps
 from torchair.verification import card, roofline

@@ -25,7 +25,7 @@ from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
 from torchair.ge.signature import Conversion
 from torchair.log import logger, tell
 from torchair.passes import PassRunner
-from torchair.process import Steps
+from torchair.progress import Steps
 from torchair.serde import dump_name, render, write_graph
 from torchair.structured import artifact, stage
 from torchair.trace import Trace

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from torchair import ge
+from torchair.convert.direct import Direct, direct
 from torchair.convert.elementwise import clamp
-from torchair.convert.registry import HALF, Decline, Direct, builtin, direct, plain, promote
+from torchair.convert.operands import HALF, plain, promote
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import TensorSpec, Value
 

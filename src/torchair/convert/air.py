@@ -13,7 +13,8 @@ import torch
 
 from torchair import ge
 from torchair.convert.control import value_of
-from torchair.convert.registry import builtin, keep_alive
+from torchair.convert.operands import keep_alive
+from torchair.convert.registry import builtin
 from torchair.errors import ScopeError
 from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType

@@ -11,7 +11,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives  # defines the older operators
 
 from torchair import ge
-from torchair.convert.registry import Decline, builtin, dims_of, direct, keep_alive, kept, members
+from torchair.convert.direct import direct
+from torchair.convert.operands import dims_of, keep_alive, kept, members
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static, numel

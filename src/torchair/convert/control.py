@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.registry import Decline, builtin, keep_alive, members, promote, size_of
+from torchair.convert.operands import keep_alive, members, promote, size_of
+from torchair.convert.registry import Decline, builtin
 from torchair.ge import attrs as attr
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType

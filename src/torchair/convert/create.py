@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert import registry
-from torchair.convert.registry import Decline, Direct, builtin, cast_result, factor, plain, promote
+from torchair.convert.direct import Direct, direct
+from torchair.convert.operands import cast_result, factor, plain, promote, real
+from torchair.convert.registry import Decline, builtin
 from torchair.ge import attrs as attr
 from torchair.ge.build import add_output, builder, const_tensor
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
@@ -84,7 +85,7 @@ def full_like(self: Value, fill_value: Any, meta_outputs: TensorSpec) -> Value:
     return fill(self, fill_value, meta_outputs=meta_outputs)
 
 
-registry.direct({
+direct({
     aten.linspace.default: Direct("LinSpace", "start end steps:", promoted=True),
     aten.new_empty.default: Direct("Empty", "size:INT32", "dtype=@"),
     aten.new_empty_strided.default: Direct("Empty", "size:INT32", "dtype=@"),
@@ -249,7 +250,7 @@ def _draw(op_type: str, size: Any, spec: TensorSpec, *bounds: Value) -> Value:
 
 def _real(op_type: str, size: Any, generator: Any, spec: TensorSpec) -> Value:
     _default(generator, spec)
-    registry.real(spec)
+    real(spec)
     return _draw(op_type, size, spec)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert import registry
-from torchair.convert.registry import Decline, Direct, builtin, direct, factor, of_aten, promote
+from torchair.convert.direct import Direct, direct, of_aten
+from torchair.convert.operands import HALF, cast_result, factor, plain, promote
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import TensorSpec, Value
@@ -47,7 +48,7 @@ def add(self: Any, other: Any, alpha: Any, meta_outputs: TensorSpec) -> Value:
 def sub(self: Any, other: Any, alpha: Any, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
     self, other = promote(dtype, self, other)
-    if dtype in registry.HALF and not isinstance(alpha, Value) and alpha != 1:
+    if dtype in HALF and not isinstance(alpha, Value) and alpha != 1:
         return ge.AxpyV2(self, other, factor(dtype, -alpha))  # no rounding in between
     if isinstance(alpha, Value) or alpha != 1:
         other = ge.Mul(other, promote(dtype, alpha))
@@ -62,9 +63,9 @@ def rsub(self: Any, other: Any, alpha: Any, meta_outputs: TensorSpec) -> Value:
 @builtin(aten.mul.Tensor)
 def mul(self: Any, other: Any, meta_outputs: TensorSpec) -> Value:
     dtype = meta_outputs.dtype
-    if dtype in registry.HALF and isinstance(other, (int, float)):
-        return registry.cast_result(ge.Muls(promote(dtype, self), value=other), dtype)
-    return registry.cast_result(mul_scalar(self, other, meta_outputs=meta_outputs), dtype)
+    if dtype in HALF and isinstance(other, (int, float)):
+        return cast_result(ge.Muls(promote(dtype, self), value=other), dtype)
+    return cast_result(mul_scalar(self, other, meta_outputs=meta_outputs), dtype)
 
 
 @builtin(aten.mul.Scalar)
@@ -160,7 +161,7 @@ def absolute(self: Value) -> Value:
 
 @builtin(aten.nan_to_num.default)
 def nan_to_num(self: Value, nan: Any, posinf: Any, neginf: Any) -> Value:
-    registry.plain(nan, posinf, neginf)
+    plain(nan, posinf, neginf)
     if self.dtype in INT_TYPES or self.dtype == DataType.DT_BOOL:
         return ge.Identity(self)
     if self.dtype not in FLOAT_TYPES:

@@ -13,7 +13,9 @@ import torch
 
 from torchair import ge
 from torchair.convert.create import typed
-from torchair.convert.registry import Decline, builtin, direct, factor
+from torchair.convert.direct import direct
+from torchair.convert.operands import factor
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Value

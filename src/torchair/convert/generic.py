@@ -29,7 +29,8 @@ from torch.utils._pytree import tree_leaves
 from torchair import ge
 from torchair.convert.automatic import automatic_entry
 from torchair.convert.control import value_of
-from torchair.convert.registry import Decline, Registration, builtin, find, sizes
+from torchair.convert.operands import sizes
+from torchair.convert.registry import Decline, Registration, builtin, find
 from torchair.convert.results import hints, order_of
 from torchair.ge.build import builder
 from torchair.ge.graph import Fact, Node, TensorSpec, Value, get_default_ge_graph

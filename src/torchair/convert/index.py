@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert import registry
 from torchair.convert.control import sym_size
-from torchair.convert.registry import INT64, Decline, Direct, builtin, members, promote, sizes
+from torchair.convert.direct import Direct, direct
+from torchair.convert.operands import INT64, dims_of, members, plain, promote, sizes
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
@@ -26,7 +27,7 @@ def _scattered(**how: str) -> Direct:
     return Direct("ScatterElements", "self index:INT64 src", "axis=dim", fixed=how)
 
 
-registry.direct({
+direct({
     aten.embedding_dense_backward.default: Direct(
         "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
     ),
@@ -166,7 +167,7 @@ def _scatter(self: Value, dim: int, index: Value, src: Value, reduction: str) ->
 
 @builtin(aten.scatter.value)
 def scatter_value(self: Value, dim: int, index: Value, value: Any) -> Value:
-    filled = ge.Fill(registry.dims_of(index), promote(self.dtype, value))
+    filled = ge.Fill(dims_of(index), promote(self.dtype, value))
     return _scatter(self, dim, index, filled, "none")
 
 
@@ -257,7 +258,7 @@ def slice_tensor(
 ) -> Value:
     if meta_outputs.shape == self.shape:
         return self
-    registry.plain(step)
+    plain(step)
     bounds = (_start(start), _end(end), dim % self.rank, step)
     return ge.StridedSliceV2(self, *(promote(INT64, b) for b in bounds))
 
@@ -271,7 +272,7 @@ def select(self: Value, dim: int, index: Any) -> Value:
 
 def _assign(self: Value, src: Value, dim: int, start: Any, end: Any, step: Any) -> Value:
     """`self` with `self[..., start:end:step]` replaced by `src`; other dims are taken whole."""
-    registry.plain(step)
+    plain(step)
     dim %= self.rank
     rest = self.rank - dim - 1
     begins = sizes([0] * dim + [_start(start)] + [0] * rest)

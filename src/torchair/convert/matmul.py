@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert import registry
-from torchair.convert.registry import HALF, INT64, Decline, Direct, builtin, dims_of, plain, promote
+from torchair.convert.direct import Direct, direct
+from torchair.convert.operands import HALF, INT64, dims_of, plain, promote
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static
@@ -58,7 +59,7 @@ def baddbmm(
 
 # ---- vectors: a matrix with one row or column ----
 
-registry.direct({
+direct({
     aten.bmm.default: Direct("BatchMatMul", promoted=True),
     aten.dot.default: "Dot",
     aten.mm.default: Direct("MatMul", "self mat2 None"),

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.registry import Decline, builtin, promote, wanted
+from torchair.convert.operands import promote, wanted
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 

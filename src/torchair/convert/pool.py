@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert.registry import INT64, Decline, builtin, cast_result, direct, of_aten, promote
+from torchair.convert.direct import direct, of_aten
+from torchair.convert.operands import INT64, cast_result, promote
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert import registry
-from torchair.convert.registry import INT64, Decline, builtin, cast_result, direct, promote, real
+from torchair.convert.direct import direct, of_aten
+from torchair.convert.operands import INT64, cast_result, promote, real
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.build import builder
 from torchair.ge.dtypes import FLOAT_TYPES, DataType
 from torchair.ge.graph import TensorSpec, Value
@@ -160,7 +161,7 @@ def _sort(x: Value, descending: bool, stable: bool | None) -> tuple[Value, Value
 # ---- scans ----
 
 
-_SCANS = registry.of_aten({"Cumprod": "cumprod", "Cumsum": "cumsum"})
+_SCANS = of_aten({"Cumprod": "cumprod", "Cumsum": "cumsum"})
 direct(_SCANS, inputs="self dim:", promoted=True)
 
 

@@ -14,18 +14,10 @@ from typing import Any
 import torch
 
 from torchair import ge
-from torchair.convert import registry
 from torchair.convert.control import value_of
-from torchair.convert.registry import (
-    INT64,
-    Decline,
-    Direct,
-    builtin,
-    dims_of,
-    members,
-    promote,
-    sizes,
-)
+from torchair.convert.direct import Direct, direct
+from torchair.convert.operands import INT64, dims_of, members, promote, size_of, sizes
+from torchair.convert.registry import Decline, builtin
 from torchair.convert.results import fills_memory, layout_of, order_of
 from torchair.ge import shapes
 from torchair.ge.dtypes import ge_to_torch
@@ -177,7 +169,7 @@ class ViewFolder:
             named = self._named.get(source, {}).get(dim)
             if named is None:
                 found = dim in known
-                named = registry.size_of(source, known.index(dim)) if found else value_of(dim)
+                named = size_of(source, known.index(dim)) if found else value_of(dim)
             self._sizes[dim] = named
         return self._sizes[dim]
 
@@ -186,7 +178,7 @@ aten = torch.ops.aten
 View = Value | PendingView
 
 
-registry.direct({
+direct({
     aten.alias.default: "Identity",
     aten.clone.default: "Identity",
     aten.copy_.default: "Assign",

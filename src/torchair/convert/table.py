@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.convert import registry
+from torchair.convert import operands
 from torchair.convert.registry import Registration, find, registered
 from torchair.ge.prototypes import known_types
 from torchair.store import csv_bytes
@@ -104,7 +104,7 @@ def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
     for name in _names(fn.__code__):
         yield from _known(name)
         yield from _IMPLIED.get(name, ())
-        value = fn.__globals__.get(name, vars(registry).get(name))
+        value = fn.__globals__.get(name, vars(operands).get(name))
         if isinstance(value, FunctionType) and value.__module__.startswith(_HOMES):
             yield from _types(value, seen)
     for inner in cells:

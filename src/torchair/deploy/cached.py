@@ -32,8 +32,9 @@ from torchair.deploy.trees import CallShape
 from torchair.errors import InputError
 from torchair.fallbacks import Fallback, note
 from torchair.flags import Flags
+from torchair.garbage import no_garbage_collection
 from torchair.log import logger, warn_once
-from torchair.process import no_garbage_collection, world
+from torchair.process import world
 from torchair.store import FilePath
 from torchair.trace import label, start_debug_log
 

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import driver, filler_kernel, pool_symbols
+from torchair.codegen.cpu.driver import driver, filler_kernel
 from torchair.codegen.cpu.elf import BadObject
 from torchair.codegen.cpu.gate import gate_kernel
 from torchair.codegen.cpu.identity import identity_kernels
 from torchair.codegen.cpu.image import MappedImage
 from torchair.codegen.cpu.jit import Library, objects_for
 from torchair.codegen.cpu.link import Image, link
+from torchair.codegen.cpu.openmp import pool_symbols
 from torchair.codegen.cpu.processors import Processor, best, processor_named
 from torchair.codegen.cpu.target import CpuTarget, cpu
 from torchair.codegen.cuda.jit import Entry, Gpu, describe, ptx

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from torchair.process import no_garbage_collection
+from torchair.garbage import no_garbage_collection
 
 if TYPE_CHECKING:
     from torchair.deploy.cached import cache_compile

@@ -21,7 +21,7 @@ from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import copied, mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.fallbacks import Fallback, note, strictness
-from torchair.process import Steps
+from torchair.progress import Steps
 from torchair.runner import Compilation, GmRunner, observed
 from torchair.verification.blame import Blame, Suspects, WatchedCall, line_of, lines_of
 from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong

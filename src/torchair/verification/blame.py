@@ -21,7 +21,7 @@ from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, FX_PASSES
 from torchair.fx.source import source_line
 from torchair.passes import FxContext, Pass, PassRunner
 from torchair.pipeline import convert, engine_settings, own_copy
-from torchair.process import Steps
+from torchair.progress import Steps
 from torchair.runner import Compilation
 from torchair.trace import Trace
 from torchair.verification import forms

@@ -8,7 +8,8 @@ from typing import Any
 from torchair import ge
 from torchair.ascend.convert.quantised import no_packed
 from torchair.ascend.ops.infer_schemas import first_version
-from torchair.convert.registry import INT64, Decline, builtin, promote
+from torchair.convert.operands import INT64, promote
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Value
 

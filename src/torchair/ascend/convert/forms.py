@@ -11,7 +11,8 @@ from torchair.ascend.convert.library import assigned
 from torchair.ascend.ops import NpuOperator, operators
 from torchair.ascend.ops.forms import GE_TYPES, Call, Form
 from torchair.ascend.ops.library import dtype_of, wrong
-from torchair.convert.registry import Decline, bound, builtin, plain, promote, wanted
+from torchair.convert.operands import plain, promote, wanted
+from torchair.convert.registry import Decline, bound, builtin
 from torchair.ge.attrs import Attr
 from torchair.ge.build import builder
 from torchair.ge.dtypes import DataType, torch_to_ge

@@ -7,7 +7,9 @@ from typing import Any
 
 from torchair import ge
 from torchair.ascend.ops.activation import ROTARY_MODES
-from torchair.convert.registry import Decline, Direct, alike, builtin, direct, keep_alive
+from torchair.convert.direct import Direct, direct
+from torchair.convert.operands import alike, keep_alive
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.graph import Value
 
 direct({

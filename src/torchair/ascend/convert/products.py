@@ -7,7 +7,8 @@ from typing import Any
 
 from torchair import ge
 from torchair.ascend.ops.library import dtype_of
-from torchair.convert.registry import INT64, Decline, builtin, promote
+from torchair.convert.operands import INT64, promote
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.ge.graph import TensorSpec, Value
 

@@ -11,7 +11,8 @@ from torchair import ge
 from torchair.ascend.ops import matmul, quant
 from torchair.ascend.ops.library import INT4_IN_INT32, dtype_of
 from torchair.ascend.ops.matmul import kind_of
-from torchair.convert.registry import Decline, builtin, promote
+from torchair.convert.operands import promote
+from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static

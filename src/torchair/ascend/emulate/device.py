@@ -14,7 +14,7 @@ from torchair.ascend.emulate.choices import register_attention, register_autocas
 from torchair.ascend.emulate.facade import npu_module, set_device
 from torchair.ascend.emulate.kernels import register_kernels
 from torchair.ascend.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE, Generator, as_npu
-from torchair.process import when_imported
+from torchair.import_hooks import when_imported
 
 _acc: Any = torch._C._acc
 

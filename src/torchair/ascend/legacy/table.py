@@ -76,13 +76,13 @@ torchair._ge_concrete_graph.ge_converter.converter_utils:
     torchair.ge DataType Tensor TensorSpec
     torchair.ge.dtypes torch_type_to_ge_type=torch_to_ge
     torchair.convert.registry register_fx_node_ge_converter
-    torchair.convert.registry dtype_promote
+    torchair.convert.operands dtype_promote
     torchair.convert.samples declare_supported Support _TypedTensor=SampleTensor
         F32 F16 BF16 F64 I32 I16 I64 I8 U8 BOOL C64 T
 torchair._ge_concrete_graph.supported_declaration:
     torchair.convert.samples _TypedTensor=SampleTensor *
 torchair._ge_concrete_graph.utils:
-    torchair.convert.registry dtype_promote
+    torchair.convert.operands dtype_promote
     torchair.ge.dtypes torch_type_to_ge_type=torch_to_ge
 torchair._acl_concrete_graph.fx2acl_converter: torchair.ascend.legacy.graphs AclConcreteGraph
 torchair._acl_concrete_graph.replace_stream_event: torchair.ascend.legacy.graphs GraphCounter

@@ -8,61 +8,13 @@ needs no compiler: the records name the kernels, and an argument block of words 
 from __future__ import annotations
 
 import ctypes
-import os
-import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 from torchair.codegen.cpu.jit import Library
-from torchair.codegen.cpu.layouts import address
-from torchair.codegen.llvm import binding
+from torchair.codegen.cpu.openmp import FORKED, bind_threads
+from torchair.codegen.cpu.templates import filled, written_out
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import Machine
-
-# ---- the language of the texts here: LLVM's, with three words more ----
-
-
-_ELEMENT = re.compile(r"  %(\S+) = (word|byte) (\w+) (%\S+), (\S+)$", re.M)
-_EQUAL = re.compile(r"  equal (\w+) (\S+), (\S+) then (\S+)$", re.M)
-
-
-def written_out(text: str) -> str:
-    """A text in LLVM's language: `%x = word i64 %table, 3` loads a word, `byte` counts in bytes,
-    and `equal i64 %a, %b then next` goes to the label `other` if the two differ."""
-    return _EQUAL.sub(_equal, _ELEMENT.sub(_element, text))
-
-
-def filled(text: str, **words: str) -> str:
-    """A text with others in the place of some words."""
-    for word, value in words.items():
-        text = text.replace(word, value)
-    return text
-
-
-def table_words(names: Sequence[str], numbers: Collection[str], first: int = 0) -> str:
-    """The text that loads neighbouring words of `%table`: numbers, the others are addresses."""
-    kinds = ("i64" if name in numbers else "ptr" for name in names)
-    loads = enumerate(zip(names, kinds, strict=True), first)
-    return "".join(f"  %{name} = word {kind} %table, {k}\n" for k, (name, kind) in loads)
-
-
-def _element(found: re.Match[str]) -> str:
-    name, unit, kind, base, index = found.groups()
-    step = "i64" if unit == "word" else "i8"
-    place = f"  %{name}.place = getelementptr {step}, ptr {base}, i64 {index}\n"
-    return f"{place}  %{name} = load {kind}, ptr %{name}.place"
-
-
-def _equal(found: re.Match[str]) -> str:
-    kind, a, b, following = found.groups()
-    test = f"%to.{following}.{found.start()}"
-    return f"  {test} = icmp eq {kind} {a}, {b}\n  br i1 {test}, label %{following}, label %other"
-
-
-# ---- running programs ----
-
 
 BARRIER = 1
 """Flag of a step: wait for all threads before it."""
@@ -73,10 +25,6 @@ PATCH = 3  # words: where to write, slot, bytes to add
 
 _SPINS = 256  # looks at the barrier before a thread offers its core to others
 
-_FORKED = "torchair_forked"
-_forked = ctypes.c_int64(0)  # 1 in a child of fork: it has none of the threads that the pool counts
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: setattr(_forked, "value", 1))
 
 _TEXT = """
 define internal void @ENTRY.wait(ptr %counter, i64 %target) #0 {
@@ -239,9 +187,9 @@ def driver(machine: Machine) -> Kernel:
     """The code of the driver for a processor."""
     pause = "call void @llvm.x86.sse2.pause()" if machine.arch == "x86_64" else "fence acquire"
     counts = {"SPINS": str(_SPINS), "STEPWORDS": str(STEP), "PATCHWORDS": str(PATCH)}
-    text = written_out(filled(_TEXT, PAUSE=pause, FORKED=_FORKED, **counts))
+    text = written_out(filled(_TEXT, PAUSE=pause, FORKED=FORKED, **counts))
     declared = [
-        f"@{_FORKED} = external global i64",
+        f"@{FORKED} = external global i64",
         "declare i32 @sched_yield()",
         "declare i32 @omp_get_thread_num()",
         "declare i32 @omp_get_num_threads()",
@@ -257,64 +205,3 @@ def entry_point(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defi
     """The driver as a Python callable of one address; the interpreter lock is released."""
     bind_threads()
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address(driver(library.machine)))
-
-
-@cache
-def bind_threads() -> bool:
-    """Make the thread pool that torch computes with known to the JIT, where there is one; False if
-    there is no pool, and then programs run on one thread."""
-    symbols, several = pool_symbols()
-    try:
-        llvm = binding()
-    except ImportError:  # code is from a package, which has been given the symbols
-        return several
-    for name, at in symbols.items():
-        llvm.add_symbol(name, at)
-    return several
-
-
-@cache
-def pool_symbols() -> tuple[dict[str, int], bool]:
-    """Addresses of what the driver needs, and whether there is a thread pool among it."""
-    found = {_FORKED: ctypes.addressof(_forked)}
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-    for path in _loaded_pools():
-        pool = ctypes.CDLL(path)
-        if all(hasattr(pool, name) for name in names):
-            return found | {name: address(getattr(pool, name)) for name in names}, True
-    return found | dict.fromkeys(names, address(_nothing)), False
-
-
-_nothing = ctypes.CFUNCTYPE(None)(lambda: None)  # in the place of a pool that is not used
-
-
-@contextmanager
-def limit_threads(count: int) -> Iterator[None]:
-    """While this is open, parallel regions of the calling thread have at most so many threads,
-    torch's own as well."""
-    pool = _pool()
-    if pool is None:
-        yield
-        return
-    before = pool.omp_get_max_threads()
-    pool.omp_set_num_threads(min(count, before))
-    try:
-        yield
-    finally:
-        pool.omp_set_num_threads(before)
-
-
-@cache
-def _pool() -> ctypes.CDLL | None:
-    pools = [ctypes.CDLL(path) for path in _loaded_pools()]
-    return next((p for p in pools if hasattr(p, "omp_set_num_threads")), None)
-
-
-def _loaded_pools() -> list[str]:
-    """Paths of OpenMP libraries in this process, torch's own first."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return []
-    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
-    found = [p for p in paths if any(n in Path(p).name for n in ("libgomp", "libiomp", "libomp"))]
-    return sorted(found, key=lambda p: ("torch" not in p, p))

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.driver import filled, table_words, written_out
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.layouts import CLASS, PAYLOAD, known, signed, type_code
+from torchair.codegen.cpu.templates import filled, table_words, written_out
 from torchair.codegen.target import Kernel
 
 # ---- the text, and the words that it reads: a head, then entries, records and dims ----

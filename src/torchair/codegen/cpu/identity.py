@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from torchair.codegen.cpu.driver import filled, table_words, written_out
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.layouts import known
+from torchair.codegen.cpu.templates import filled, table_words, written_out
 from torchair.codegen.target import Kernel
 
 HITS = 0

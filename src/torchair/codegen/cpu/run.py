@@ -14,17 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
-from torchair.codegen.cpu.driver import (
-    BARRIER,
-    FILL,
-    HEADER,
-    PATCH,
-    STEP,
-    bind_threads,
-    driver,
-)
+from torchair.codegen.cpu.driver import BARRIER, FILL, HEADER, PATCH, STEP, driver
 from torchair.codegen.cpu.gate import Task
 from torchair.codegen.cpu.jit import Library
+from torchair.codegen.cpu.openmp import bind_threads
 from torchair.codegen.numbers import Number
 from torchair.codegen.poison import poisoned
 from torchair.codegen.program import (

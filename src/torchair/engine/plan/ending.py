@@ -16,6 +16,7 @@ from torchair.codegen.program import Root
 from torchair.engine import strides as layout
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan import records
+from torchair.engine.plan.arena import Arena, Buffer
 from torchair.engine.plan.streams import LaneSharing, lanes_used, schedule_of
 from torchair.engine.strides import Formula, Meta, dense_strides, is_writable, same_strides
 from torchair.errors import GraphError
@@ -254,7 +255,7 @@ class Ending:
     def _find_buffers(self) -> None:
         """Which roots are in the arena, and which of them one after the other in one buffer."""
         arena = [r for r in self.plan.roots if r.kind == "arena"]
-        buffers: list[records.Buffer] = []
+        buffers: list[Buffer] = []
         sharing = None
         if self.lanes is not None:
             sharing = LaneSharing(self.plan.steps, self.root.__getitem__, self.lanes)
@@ -264,7 +265,7 @@ class Ending:
                 buffers[root.buffer].last = max(buffers[root.buffer].last, root.last)
             else:
                 root.buffer = len(buffers)
-                buffers.append(records.Buffer(root.size, root.first, root.last))
+                buffers.append(Buffer(root.size, root.first, root.last))
         if self.plan.target is not None and self.plan.target.apart:
             for buffer in buffers:
                 buffer.last += self.plan.target.apart if buffer.size <= _SMALL else 0
@@ -275,7 +276,7 @@ class Ending:
                 inside[root.buffer].append(root)
             spans = [sharing.span(roots) for roots in inside]
             apart = lambda a, b: spans[a].apart(spans[b])  # noqa: E731
-        self.plan.arena = records.Arena(buffers, apart, self.compact)
+        self.plan.arena = Arena(buffers, apart, self.compact)
 
     def _taken_over(self, root: Root, sharing: LaneSharing | None) -> Root | None:
         """The root whose buffer this one takes over, if that is not needed any more; elements must

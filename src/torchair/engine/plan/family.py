@@ -16,7 +16,8 @@ import torch
 from torchair.codegen.numbers import Book, Number, Recipe
 from torchair.codegen.program import Native, Root
 from torchair.engine.optimize.passes.ordering import Lanes
-from torchair.engine.plan.records import Laid, OutputSpec, Plan, Step, picker
+from torchair.engine.plan.arena import Laid
+from torchair.engine.plan.records import OutputSpec, Plan, Step, picker
 from torchair.engine.plan.streams import schedule_of
 from torchair.engine.strides import Strided, as_tuple, each_size, kernel_of, tensor_of
 from torchair.flags import debug_level

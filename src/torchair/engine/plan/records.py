@@ -2,188 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 
 from torchair.codegen.program import Native, Root
 from torchair.codegen.streams import HOST, Streams, streams_of
 from torchair.codegen.target import AS_EVER, Target, Way
+from torchair.engine.plan.arena import Arena, Laid
 
 if TYPE_CHECKING:
     from torchair.ge.graph import Node, Value
-
-
-# ---- where intermediates lie in an arena: buffers that are never alive together share bytes ----
-
-
-ALIGNMENT = 64
-
-_WASTE = 1.2  # times the least memory, that an arrangement made for other sizes may take
-
-
-@dataclass
-class Buffer:
-    """One intermediate: its size, a Number where that varies, and the first and last step that
-    touch it."""
-
-    size: Any
-    first: int
-    last: int
-    offset: int = -1
-
-
-def aligned(size: int) -> int:
-    """Size rounded up to the arena's alignment."""
-    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-
-
-def place(buffers: list[Buffer], order: Order | None = None, apart: Apart | None = None) -> int:
-    """Give every buffer an offset, larger ones first; returns the arena's size in bytes.
-
-    Each buffer takes the tightest gap left between those that it may not share bytes with: those
-    alive at the same time, or what `apart` does not keep from it. Thousands may be, so they are
-    compared as arrays: offset, end, first and last step and number of what is placed, in the order
-    of offsets.
-    """
-    placed = np.zeros((5, len(buffers)), dtype=np.int64)
-    rank = order or _ORDERS[0]
-    for k, number in enumerate(sorted(range(len(buffers)), key=lambda n: rank(buffers[n]))):
-        buffer = buffers[number]
-        offsets, ends, first, last, numbers = placed[:, :k]
-        if apart is None:
-            rivals = (first <= buffer.last) & (last >= buffer.first)
-        else:
-            rivals = np.array([not apart(number, int(n)) for n in numbers], dtype=bool)
-        size = aligned(buffer.size)
-        buffer.offset = _tightest(offsets[rivals], ends[rivals], size)
-        at = np.searchsorted(offsets, buffer.offset)
-        placed[:, at + 1 : k + 1] = placed[:, at:k]
-        placed[:, at] = (buffer.offset, buffer.offset + size, buffer.first, buffer.last, number)
-    return int(placed[1].max(initial=0))
-
-
-Apart = Callable[[int, int], bool]
-"""Whether two buffers, by number, may share bytes where first and last step do not tell."""
-Order = Callable[[Buffer], Any]
-
-_ORDERS: tuple[Order, ...] = (
-    lambda b: (-b.size, b.first),
-    lambda b: (-b.size * (b.last - b.first + 1), b.first),
-    lambda b: (b.first - b.last, -b.size),
-    lambda b: (b.first, -b.size),
-    lambda b: (-b.last, -b.size),
-)
-"""Orders that buffers may be placed in; the first is good in most cases."""
-
-_SHUFFLES = 32  # further orders that are tried for the least memory
-
-
-def place_compactly(buffers: list[Buffer]) -> int:
-    """The same, in the order of several that needs the least memory."""
-    floor, best = lower_bound(buffers), place(buffers)
-    chance = random.Random(len(buffers))  # the same plan in every process
-    orders = [*_ORDERS[1:], *(_shuffled(chance) for _ in range(_SHUFFLES))]
-    offsets = [b.offset for b in buffers]
-    for order in orders if len(buffers) > 1 else ():
-        if best <= floor:
-            break
-        total = place(buffers, order)
-        if total < best:
-            best, offsets = total, [b.offset for b in buffers]
-    for buffer, offset in zip(buffers, offsets, strict=True):
-        buffer.offset = offset
-    return best
-
-
-def _shuffled(chance: random.Random) -> Order:
-    """Larger ones first, more or less."""
-    return lambda b: -b.size * chance.uniform(0.5, 2)
-
-
-def _tightest(offsets: Any, ends: Any, size: int) -> int:
-    """The tightest place for a size between rivals, in the order of their offsets."""
-    free = np.maximum.accumulate(np.concatenate(([0], ends)))  # from here to the next rival
-    waste = offsets - free[:-1] - size
-    fits = np.flatnonzero(waste >= 0)
-    return int(free[fits[waste[fits].argmin()]] if len(fits) else free[-1])
-
-
-class Packing:
-    """Which buffers lie above which, to place others that live as long without a search."""
-
-    def __init__(self, placed: list[Buffer]) -> None:
-        self._order = sorted(range(len(placed)), key=lambda k: placed[k].offset)
-        self._below: list[list[int]] = []  # of each buffer in that order, those alive with it
-        for n, k in enumerate(self._order):
-            b, below = placed[k], [(j, placed[j]) for j in self._order[:n]]
-            self._below.append([j for j, a in below if a.first <= b.last and b.first <= a.last])
-
-    def place(self, buffers: list[Buffer]) -> int:
-        """Give every buffer an offset; returns the arena's size in bytes."""
-        ends = [0] * len(buffers)
-        for k, below in zip(self._order, self._below, strict=True):
-            buffer = buffers[k]
-            buffer.offset = max([ends[j] for j in below], default=0)
-            ends[k] = buffer.offset + aligned(buffer.size)
-        return max(ends, default=0)
-
-
-@dataclass(frozen=True)
-class Laid:
-    """Where buffers of some sizes lie."""
-
-    sizes: tuple[int, ...]
-    offsets: tuple[int, ...]
-    total: int
-    floor: int  # the most bytes alive at once
-
-
-class Arena:
-    """The buffers of a plan, to be placed for any sizes of them."""
-
-    def __init__(
-        self,
-        buffers: Sequence[Buffer],
-        apart: Apart | None = None,
-        compact: bool = False,
-    ) -> None:
-        """`compact` looks longer for an arrangement that needs little."""
-        self.buffers = list(buffers)
-        self._apart, self._compact = apart, compact
-        self._packing: Packing | None = None
-
-    def place(self, sizes: Sequence[int]) -> Laid:
-        """Places as before, as long as that wastes little."""
-        placed = [Buffer(n, b.first, b.last) for n, b in zip(sizes, self.buffers, strict=True)]
-        floor = lower_bound(placed)
-        most = floor if self._compact else _WASTE * floor  # for an arrangement made for other sizes
-        if self._apart is not None:
-            total = place(placed, apart=self._apart)
-        elif self._packing is None or (total := self._packing.place(placed)) > most:
-            total = place_compactly(placed) if self._compact else place(placed)
-            self._packing = Packing(placed)
-        return Laid(tuple(sizes), tuple(b.offset for b in placed), total, floor)
-
-
-def lower_bound(buffers: list[Buffer]) -> int:
-    """Most bytes alive at any one step: no placement can be smaller."""
-    edges: dict[int, int] = {}
-    for b in buffers:
-        size = aligned(b.size)
-        edges[b.first] = edges.get(b.first, 0) + size
-        edges[b.last + 1] = edges.get(b.last + 1, 0) - size
-    most = now = 0
-    for _, change in sorted(edges.items()):
-        now += change
-        most = max(most, now)
-    return most
 
 
 StepKind = Literal["out", "call", "view", "copy", "native", "late"]

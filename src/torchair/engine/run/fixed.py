@@ -15,7 +15,8 @@ import torch
 
 from torchair.codegen.poison import Area, areas_of, poisoned
 from torchair.codegen.program import BadIndex, EnteredPart, Memory
-from torchair.engine.plan.records import Plan, aligned, extent
+from torchair.engine.plan.arena import aligned
+from torchair.engine.plan.records import Plan, extent
 from torchair.engine.run.executor import Program, once
 from torchair.engine.run.lanes import bind_lanes
 from torchair.engine.run.memory import ARENA

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchair.codegen.cpu.driver import limit_threads
+from torchair.codegen.cpu.openmp import limit_threads
 from torchair.codegen.program import BadIndex, Memory
 from torchair.engine.plan.records import Plan, Schedule, Step
 from torchair.engine.run.executor import Program, Run, prepared, told

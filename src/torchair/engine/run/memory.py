@@ -11,7 +11,8 @@ import torch
 from torchair.codegen.poison import made_poisoned
 from torchair.codegen.program import Root
 from torchair.codegen.streams import HOST
-from torchair.engine.plan.records import Plan, aligned
+from torchair.engine.plan.arena import aligned
+from torchair.engine.plan.records import Plan
 from torchair.flags import poisoning
 
 Place = Callable[[int, int], torch.Tensor | None]

@@ -15,8 +15,9 @@ import torch
 
 from torchair.codegen.poison import areas_of, poisoned
 from torchair.codegen.program import aligned_bytes
+from torchair.engine.plan.arena import Laid
 from torchair.engine.plan.family import Family, Member
-from torchair.engine.plan.records import Laid, Plan, picker
+from torchair.engine.plan.records import Plan, picker
 from torchair.engine.run.executor import Program
 from torchair.engine.run.memory import ARENA, allocator
 from torchair.engine.run.native import NativeProgram

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torchair.engine.plan.records import Plan, aligned
+from torchair.engine.plan.arena import aligned
+from torchair.engine.plan.records import Plan
 from torchair.engine.run.memory import ARENA, laid_out
 from torchair.engine.run.native import ProgramPool
 from torchair.engine.session.plans import Pool

@@ -39,7 +39,7 @@ from torchair.engine.run import trial
 from torchair.engine.tune import KINDS, PROGRAM, Wish
 from torchair.fallbacks import Fallback, note
 from torchair.log import logger
-from torchair.process import Steps
+from torchair.progress import Steps
 
 WINDOWS = 5
 """Times that each takes its turn."""

@@ -1,0 +1,51 @@
+"""Doing something when a module is imported, without importing it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+Hook = Callable[[ModuleType], None]
+
+
+def when_imported(hooks: Mapping[str, Hook]) -> None:
+    """Call each hook with its module: now if that is there, else when it has been imported."""
+    for name, hook in hooks.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            hook(module)
+    waiting = {name: hook for name, hook in hooks.items() if name not in sys.modules}
+    if waiting:
+        sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+class _AfterImport(MetaPathFinder, Loader):
+    """Calls a function on a module when it has been imported, and steps aside."""
+
+    def __init__(self, hooks: dict[str, Hook]) -> None:
+        self._hooks = hooks
+        self._loaders: dict[str, Loader] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in self._hooks or name in self._loaders:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            self._loaders[name], spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loaders[spec.name].create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        loader = self._loaders[name]
+        module.__loader__ = loader
+        assert module.__spec__ is not None
+        module.__spec__.loader = loader
+        loader.exec_module(module)
+        self._hooks[name](module)
