@@ -21,6 +21,7 @@ from torchair.capture import (
 )
 from torchair.capture.graph import wired
 from torchair.capture.updates import Updates
+from torchair.codegen.streams import streams_of
 from torchair.concrete.ge import ConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.devices import Device, device_of
@@ -231,6 +232,7 @@ class ReplayedGraph(ConcreteGraph):
         self.graph = graph
         self._replay = AclGraph(fx_forward=lambda *args: graph.run(args), config=self.OPTIONS)
         self._replay.load(info, lambda args: substrate_for(args, graph, None, Updates()))
+        self._streams = streams_of(graph.device.name)
 
     @staticmethod
     def suits(graph: GraphCall) -> bool:
@@ -248,6 +250,6 @@ class ReplayedGraph(ConcreteGraph):
         write_graph(self.graph.graph, path, path.rpartition(".")[2])
 
     def run(self, args: Sequence[Any]) -> Any:
-        if torch.cuda.is_current_stream_capturing():  # its kernels become part of that graph
-            return self.graph.run(args)
+        if self._streams is not None and self._streams.recording:
+            return self.graph.run(args)  # its kernels become part of that graph
         return self._replay.call(list(args))

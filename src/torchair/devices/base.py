@@ -48,7 +48,8 @@ class Device:
     @property
     def replays(self) -> bool:
         """Whether a plan is recorded and replayed rather than walked through by the host."""
-        return self.name.startswith("cuda") and self.has_kernels
+        target = target_of(self.name)
+        return target is not None and target.replays and self.has_kernels
 
     def with_results_on(self, outputs: Iterable[str]) -> Device:
         """The device itself, or the one that a graph without inputs there makes tensors on."""

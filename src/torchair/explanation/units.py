@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchair.codegen.kept import key_of, store
+from torchair.codegen.streams import streams_of
 from torchair.devices.base import GraphCall, StepWatcher
 from torchair.engine.inspect.timeline import row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
@@ -99,7 +100,7 @@ def _kept(key: str) -> Rates | None:
 
 
 def _measured(device: str) -> Rates:
-    kind = torch.device(device).type
+    kind = "cpu" if streams_of(device) is None else "cuda"
     side, far = _SIDES[kind], _copying(_FAR[kind], device)
     dtypes = (torch.float32, torch.bfloat16) if kind == "cuda" else (torch.float32,)
     if kind == "cuda":  # to read alone may be quicker

@@ -22,6 +22,13 @@ class Shared:
     def __init__(self, steps: Sequence[Step], plan: Plan, join: Join) -> None:
         self.outline = Outline(steps, plan)
         self.groups = bundles(steps, plan, self.outline, join)
+        self._entries: list[Entry] | None = None
+
+    def built(self, library: GpuLibrary) -> list[Entry]:
+        """What the launches run, compiled when this is asked first."""
+        if self._entries is None:
+            self._entries = compiled(library, self.groups)
+        return self._entries
 
     @cached_property
     def faults(self) -> torch.Tensor:
@@ -43,7 +50,7 @@ class Launches(NativePart):
         plan, groups = memory.plan, shared.groups
         self.outline, self.faults = shared.outline, shared.faults
         values = self._values(memory)
-        entries = compiled(library, groups)
+        entries = shared.built(library)
         self._calls: list[Call] = []
         self._given: list[tuple[int, Any, int]] = []  # word of the outline, where it is given
         for group, entry in zip(groups, entries, strict=True):

@@ -17,7 +17,7 @@ from torchair.codegen.cuda.gemv import forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.jobs import launches_of
 from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
-from torchair.codegen.cuda.run import Launches, Shared, compiled, entry_alone, entry_of
+from torchair.codegen.cuda.run import Launches, Shared, entry_alone, entry_of
 from torchair.codegen.cuda.tiles import B, packs_of
 from torchair.codegen.cuda.trial import GpuTrial, Replay
 from torchair.codegen.llvm import binding
@@ -166,12 +166,12 @@ class CudaTarget:
     def build(self, plan: Any) -> None:
         """Machine code of all launches."""
         for part in plan.native_parts:
-            compiled(self.library, self._shared(part, plan).groups)
+            self._shared(part, plan).built(self.library)
 
     def bind(
         self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
     ) -> Launches:
-        """Steps as launches."""
+        """Steps as launches; for a part of a plan that is built nothing is compiled."""
         return Launches(steps, memory, self._shared(steps, memory.plan), self.library)
 
     def bind_sized(

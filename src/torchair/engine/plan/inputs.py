@@ -249,8 +249,8 @@ class Reader:
             dims = tuple([next(rest) for _ in range(part.rank)]) if part.dims else None
             strides = tuple([next(rest) for _ in range(part.rank)]) if part.strides else None
             numbers = tuple([next(rest) for _ in range(part.numbers)])
-            content = (numbers[0] if part.scalar else numbers) if numbers else None
-            found[part.index] = Told(dims, strides, content)
+            content = numbers[0] if numbers and part.scalar else numbers
+            found[part.index] = Told(dims, strides, content if numbers else None)
         return found
 
 

@@ -273,7 +273,12 @@ def _out(step: Step) -> Run:
 
 
 def _gather(r: list[Any], args: list[Any]) -> list[Any]:
-    return [None if a is None else r[a] if isinstance(a, int) else [r[s] for s in a] for a in args]
+    """Arguments of a kernel from the registers: a slot, a list of slots, or None."""
+    return [r[a] if isinstance(a, int) else _gather_list(r, a) for a in args]
+
+
+def _gather_list(r: list[Any], slots: list[int] | None) -> list[Any] | None:
+    return None if slots is None else [r[s] for s in slots]
 
 
 def _call(step: Step, arena: torch.Tensor) -> Run:

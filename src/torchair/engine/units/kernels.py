@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torchair.codegen import requests
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
@@ -274,10 +274,11 @@ class UnitWriting:
         one = self.constant(b) and len(b.shape or ()) == 2
         if emitter.parameters(node):
             n, k = (int(d) for d in (n, k))  # those of constants
+        order: Literal["kn", "nk"] = "nk" if transposed(node, 2) else "kn"
         spec = requests.MatMul(
             TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
             self._all(sa), self._all(sb),
-            "" if not one else "nk" if transposed(node, 2) else "kn",
+            order if one else "",
             self._weight(node) if node.type == emitter.QUANTISED else None,
             self.batch_invariant,
         )  # fmt: skip
