@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import layers
 from pages import ROOT, blocks
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -124,14 +125,44 @@ def test_python_blocks_parse(page):
         ast.parse(block)
 
 
-def test_files_of_a_linear_are_those_that_the_tour_lists(tmp_path, monkeypatch):
+def test_files_of_ten_changes_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = page.partition("## Ten changes")[2].partition("## Decisions")[0].splitlines()
+    rows = [row for row in rows if row.startswith("| ")][1:]
+    assert len(rows) == 10
+    for row in rows:
+        for path in re.findall(r"`([\w/<>]+(?:/|\.py|\.txt))`", row):
+            known = path.replace("<family>", "*").replace("<subject>", "*")
+            assert list((ROOT / "src" / "torchair").glob(known)), path
+
+
+def linear_files(tmp_path, monkeypatch, *args):
+    """Files of a Linear with the number of their functions that run, and the page about them."""
     page = (ROOT / "docs" / "tour.md").read_text().partition("## 10 The files of a Linear\n")[2]
-    way, beside = page.partition("The profiler sees functions of ")[::2]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no kernel is there yet
+    printed = run([str(ROOT / "tests" / "tools" / "called_files.py"), *args], tmp_path)
+    return json.loads(printed.splitlines()[-1]), page
+
+
+def test_files_of_a_linear_are_those_that_the_tour_lists(tmp_path, monkeypatch):
+    counted, page = linear_files(tmp_path, monkeypatch)
+    way, beside = page.partition("On a GPU the walk")[0].split("\nThe other ")
     walked = re.findall(r"^\d+\. \[([^]]+)\]", way, re.MULTILINE)
     asked = [f for line in re.findall(r"^- .*$", beside, re.MULTILINE)
              for f in re.findall(r"\[([^]]+)\]\(", line)]  # fmt: skip
-    assert len(walked) <= 45 and beside.startswith(f"{len(asked)} more files")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no kernel is there yet
-    printed = run([str(ROOT / "tests" / "tools" / "called_files.py")], tmp_path)
-    counted = json.loads(printed.splitlines()[-1])
-    assert sorted([*walked, *asked]) == counted
+    assert sorted([*walked, *asked]) == sorted(counted)
+    assert f"functions of {len(counted)} files" in way and beside.startswith(f"{len(asked)} files")
+    # Who is walked is not a matter of taste: of each other file few functions run, unless it
+    # belongs to a package that knows neither graphs nor kernels.
+    layer = {room: n for n, rooms in layers.LAYERS.items() for room in rooms}
+    knowing = [f for f in asked if layer[f.partition("/")[0].removesuffix(".py")] >= layer["ge"]]
+    assert not [f for f in knowing if counted[f] >= 10]
+    assert len(walked) <= 55
+
+
+def test_files_of_a_linear_on_a_gpu_are_those_that_the_tour_lists(tmp_path, monkeypatch):
+    counted, page = linear_files(tmp_path, monkeypatch, "cuda")
+    here, beside = page.split("On a GPU the walk")
+    listed = re.findall(r"^- \[([^]]+)\]", beside, re.MULTILINE)
+    known = re.findall(r"\[([\w/]+\.py)\]\(", here)
+    assert sorted(listed) == sorted({*counted} - {*known, "engine/inspect/dry_run.py"})

@@ -1,20 +1,24 @@
-"""Prints, as JSON, which files of torchair take part in compiling and calling a Linear.
+"""Prints, as JSON, which files of torchair take part in compiling and calling a Linear, each with
+the number of its functions that run.
 
-Counted is a file when one of its functions runs between the first call of
+Counted are functions that run between the first call of
 `torch.compile(nn.Linear(16, 16), backend="torchair")` under `no_grad` and the end of the second.
 Functions that run because a module is being imported do not count: bodies, decorators and
 registrations are not on the way of the Linear. Neither do records without functions of their own.
+With the argument `cuda`, those that plan the graph of such a Linear for a GPU and write its PTX.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch._dynamo.backends.common import aot_autograd
 
 import torchair
 
@@ -30,27 +34,67 @@ def importing(frame: FrameType | None) -> bool:
     return False
 
 
-def called_files() -> list[str]:
-    """Paths below the package."""
-    found: set[str] = set()
+def functions_called(work: Callable[[], object]) -> dict[str, int]:
+    """How many functions of each file run, by path below the package."""
+    found: dict[str, set[CodeType]] = {}
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
-        path = frame.f_code.co_filename
-        new = event == "call" and path.startswith(HOME) and path not in found
-        if new and not importing(frame):
-            found.add(path)
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(HOME):
+            return
+        known = found.get(code.co_filename, ())
+        if code not in known and not importing(frame):
+            found.setdefault(code.co_filename, set()).add(code)
 
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return {path.removeprefix(HOME): len(codes) for path, codes in sorted(found.items())}
+
+
+def on_cpu() -> dict[str, int]:
+    """Files of two calls."""
     compiled = torch.compile(torch.nn.Linear(16, 16), backend="torchair")
     x = torch.randn(4, 16)
+
+    def work() -> None:
+        with torch.no_grad():
+            compiled(x)
+            compiled(x)
+
+    return functions_called(work)
+
+
+def on_cuda() -> dict[str, int]:
+    """Files that plan a Linear of 1024 features and one row for a GPU, and write its text."""
+    from torchair.codegen.cuda.jit import describe
+    from torchair.engine.inspect.dry_run import dry_run
+    from torchair.pipeline import NpuFxCompiler
+
+    made: Any = []
+
+    def compiler(gm: Any, inputs: Any) -> Any:
+        made.append(NpuFxCompiler()(gm, inputs))
+        return made[0]
+
+    layer = torch.nn.Linear(1024, 1024, dtype=torch.bfloat16)
     with torch.no_grad():
-        sys.setprofile(note)
-        try:
-            compiled(x)
-            compiled(x)
-        finally:
-            sys.setprofile(None)
-    return sorted(path.removeprefix(HOME) for path in found)
+        torch.compile(layer, backend=aot_autograd(fw_compiler=compiler))(
+            torch.randn(1, 1024, dtype=torch.bfloat16)
+        )
+    session = made[0].runner.session
+    for node in session.graph.nodes:  # as if the model were on a GPU
+        for value in node.outputs:
+            value.device_type = "NPU"
+
+    def work() -> None:
+        run = dry_run(session.graph, describe((9, 0), 132), session.loaded.state.assigned)
+        assert len(run.launches) == 1 and run.ptx(run.launches[0])
+
+    return functions_called(work)
 
 
 if __name__ == "__main__":
-    print(json.dumps(called_files()))
+    print(json.dumps(on_cuda() if sys.argv[1:] == ["cuda"] else on_cpu()))

@@ -41,6 +41,17 @@ INNER: dict[str, dict[int, tuple[str, ...]]] = {
         1: ("optimize",),
         0: ("lower", "options", "strides"),
     },
+    "codegen.cpu": {
+        8: ("target",),
+        7: ("generators", "trial"),
+        6: ("attention", "nest", "run"),
+        5: ("conv", "driver", "gate", "identity", "matmul"),
+        4: ("jit",),
+        3: ("image", "openmp"),
+        2: ("layouts", "link", "templates"),
+        1: ("elf", "processors"),
+        0: ("pool",),
+    },
     "ascend": {
         3: ("legacy", "npu_page"),
         2: ("convert", "emulate", "gegraph_check", "rules"),

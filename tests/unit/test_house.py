@@ -132,14 +132,18 @@ def is_in(module: str, room: str) -> bool:
 
 def inner_fault(edge: ImportEdge) -> str | None:
     """What is wrong with an import inside of a package whose parts have layers of their own."""
-    room = room_of(edge.importer)
-    if room not in layers.INNER or room != room_of(edge.imported):
-        return None
-    order = {part: n for n, parts in layers.INNER[room].items() for part in parts}
-    upper, lower = ([*m.split("."), "", ""][2] for m in (edge.importer, edge.imported))
-    if upper == lower or order.get(upper, 0) > order.get(lower, -1):
-        return None
-    return f"{edge}: {upper} of {room} is not above {lower}"
+    for inner, table in layers.INNER.items():
+        room = f"torchair.{inner}"
+        if not is_in(edge.importer, room) or not is_in(edge.imported, room):
+            continue
+        order = {part: n for n, parts in table.items() for part in parts}
+        upper, lower = (
+            m.removeprefix(room).removeprefix(".").partition(".")[0]
+            for m in (edge.importer, edge.imported)
+        )
+        if upper != lower and order.get(upper, 0) <= order.get(lower, -1):
+            return f"{edge}: {upper} of {inner} is not above {lower}"
+    return None
 
 
 def layer_faults(package: Path = PACKAGE) -> list[str]:
@@ -190,8 +194,9 @@ def test_every_room_has_one_layer():
 def test_every_part_of_a_package_has_one_layer(room):
     named = [part for parts in layers.INNER[room].values() for part in parts]
     assert len(named) == len(set(named))
-    here = {f.stem for f in (PACKAGE / room).glob("*.py") if f.stem != "__init__"}
-    here |= {f.parent.name for f in (PACKAGE / room).glob("*/__init__.py")}
+    folder = PACKAGE.joinpath(*room.split("."))
+    here = {f.stem for f in folder.glob("*.py") if f.stem != "__init__"}
+    here |= {f.parent.name for f in folder.glob("*/__init__.py")}
     assert here == set(named), f"INNER in tests/tools/layers.py: {sorted(here ^ set(named))}"
 
 
@@ -248,6 +253,8 @@ def test_listed_imports_exist_and_have_a_reason():
         ("engine/tune/a.py", "from ..inspect import a", "torchair.engine.inspect", False),
         ("codegen/text/a.py", "from ..cpu import a", "torchair.codegen.cpu", False),
         ("codegen/cpu/b.py", "from . import c", "torchair.codegen.cpu", True),
+        ("codegen/cpu/conv/a.py", "from ..jit import a", "torchair.codegen.cpu.jit", True),
+        ("codegen/cpu/jit.py", "from .conv import a", "torchair.codegen.cpu.conv", False),
     ],
 )
 def test_the_layer_test_itself(tmp_path, file, code, imported, allowed):
