@@ -99,7 +99,7 @@ class _LoadedCall(GraphCall):
     def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         return self._options
 
-    entry = GraphCall.run  # what a call enters
+    entry = GraphCall.enter
 
 
 def is_wanted() -> bool:

@@ -95,7 +95,7 @@ class NpuFxCompiler:
         quiet, strict = no_garbage_collection(), strictness(settings.strict)
         with quiet, strict, unset_fake_temporarily(), torch._C.DisableTorchFunction():
             made = self._gen_compiled_gm(gm, example_inputs, trace)
-            runner = GmRunner(made, trace)
+            runner = _runner_of(made, trace)
             static, inputs = self._static_arguments(trace), list(example_inputs)
             for observer in observers:
                 seen = Compilation(gm, inputs, self.config, static, trace.phase, made, runner)
@@ -197,6 +197,14 @@ class NpuFxCompiler:
         if graph.draws and device_of(inputs).name != "cpu":
             return None  # torch's own generators can be replayed
         return graph
+
+
+def _runner_of(made: Callable[..., Any], trace: Trace) -> GmRunner:
+    """What AOTAutograd calls: a compiled graph itself, unless scripts have replaced its methods."""
+    if not isinstance(made, ConcreteGraph) or made.replaced:
+        return GmRunner(made, trace)
+    made.trace = trace
+    return made
 
 
 def optimize_fx(

@@ -1,5 +1,5 @@
-"""GmRunner, what AOTAutograd calls: the compiled graph with its profiler label and debug logs; and
-who looks on while graphs are compiled."""
+"""GmRunner, what AOTAutograd calls: a graph with its profiler label and debug logs; and who looks
+on while graphs are compiled."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ from torchair.trace import Trace, label
 
 
 class GmRunner:
-    """A compiled graph and the trace of its compilation."""
+    """What runs, and the trace of its compilation. Compiled graphs are runners themselves; others
+    are wrapped into one."""
+
+    trace: Trace
+    enter: Any  # runs a list of arguments: a method of graphs, a function of a wrapper
 
     def __init__(self, runner: Any, trace: Trace) -> None:
         """`runner` is called with a list of arguments where it has an `entry`, else with them."""
-        self.runner = runner
-        self.trace = trace
-        self._run = getattr(runner, "entry", None) or (lambda args: runner(*args))
+        self._runner, self.trace = runner, trace
+        self.enter = getattr(runner, "entry", None) or (lambda args: runner(*args))
+
+    @property
+    def runner(self) -> Any:
+        """The graph behind it."""
+        return self._runner
 
     def __call__(self, *args: Any) -> Any:
         return self.run(args)
@@ -37,12 +45,12 @@ class GmRunner:
             with torch._C.DisableTorchFunction():
                 return self.run(args)
         if not profiler._is_profiler_enabled and not logger.isEnabledFor(logging.DEBUG):
-            return self._run(args)
+            return self.enter(args)
         with label("npu_fx_compiler inference"):
             if not logger.isEnabledFor(logging.DEBUG):
-                return self._run(args)
+                return self.enter(args)
             _log_values("runtime inputs", "  input", args)
-            results = self._run(args)
+            results = self.enter(args)
             _log_values("runtime outputs", "  output", results)
             return results
 

@@ -4,7 +4,7 @@ graph; `ReplayedGraph`, the max-autotune mode on a GPU, the engine's plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,6 @@ class AclConcreteGraph(ConcreteGraph):
         self.name = name
         self._settings, self._config = settings, config
         self._engine = engine
-        self._way: Callable[[Sequence[Any]], Any]  # a call, through what its device must do
         self._options = settings.capture.settled(fresh_results)
         self._info = describe(gm, name, static, self._options)
 
@@ -90,7 +89,7 @@ class AclConcreteGraph(ConcreteGraph):
         self.graph = AclGraph(fx_graph=device.on_host(self.forward), config=self._options)
         self.graph.shown = device.shown
         results = devices_of_results(self.forward)
-        self._way = wired(self.graph, info, device, self._engine, updates, results)
+        self.enter = wired(self.graph, info, device, self._engine, updates, results)
 
     def storable(self) -> tuple[GraphCall, dict[str, Any]] | None:
         """The graph in the engine and what `CapturedGraph` needs to know, in plain values; None
@@ -125,17 +124,15 @@ class AclConcreteGraph(ConcreteGraph):
         return self.graph.compile(*(inputs if listed else (inputs, *more)))
 
     @property
-    def entry(self) -> Callable[[Sequence[Any]], Any]:
-        """What a call enters; `compile` first where somebody has put another one in place."""
-        if type(self).compile is _COMPILE:
-            return super().entry
-        inner = super().entry
+    def replaced(self) -> bool:
+        """Whether that is `compile`, too."""
+        return super().replaced or type(self).compile is not _COMPILE
 
-        def compiled_first(args: Sequence[Any]) -> Any:
+    def entry(self, args: Sequence[Any]) -> Any:
+        """Run it; `compile` first where somebody has put another one in place."""
+        if type(self).compile is not _COMPILE:
             self.compile(*args)
-            return inner(args)
-
-        return compiled_first
+        return super().entry(args)
 
     def _dump_if_wanted(self, state: str) -> None:
         kind, folder = self._settings.graph_dump_type, self._settings.graph_dump_path
@@ -149,13 +146,6 @@ class AclConcreteGraph(ConcreteGraph):
 
     def dump(self, path: str) -> None:
         atomic_write(path, fx_text(self.forward).encode())
-
-    def run(self, args: Sequence[Any]) -> Any:
-        return self._way(args)
-
-    @property
-    def way(self) -> Callable[[Sequence[Any]], Any]:
-        return self._way
 
 
 _COMPILE = AclConcreteGraph.compile
@@ -230,7 +220,7 @@ class ReplayedGraph(ConcreteGraph):
     def __init__(self, graph: GraphCall, info: AclGraphCacheInfo) -> None:
         """`info` says what is known of the arguments."""
         self.graph = graph
-        self._replay = AclGraph(fx_forward=lambda *args: graph.run(args), config=self.OPTIONS)
+        self._replay = AclGraph(fx_forward=lambda *args: graph.enter(args), config=self.OPTIONS)
         self._replay.load(info, lambda args: substrate_for(args, graph, None, Updates()))
         self._streams = streams_of(graph.device.name)
 
@@ -249,7 +239,8 @@ class ReplayedGraph(ConcreteGraph):
     def dump(self, path: str) -> None:
         write_graph(self.graph.graph, path, path.rpartition(".")[2])
 
-    def run(self, args: Sequence[Any]) -> Any:
+    def enter(self, args: Sequence[Any]) -> Any:
+        """Replay it, or record what was there before."""
         if self._streams is not None and self._streams.recording:
-            return self.graph.run(args)  # its kernels become part of that graph
+            return self.graph.enter(args)  # its kernels become part of that graph
         return self._replay.call(list(args))

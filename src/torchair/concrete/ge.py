@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import abc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,20 +26,28 @@ from torchair.ge.signature import Conversion
 from torchair.log import logger, tell
 from torchair.passes import PassRunner
 from torchair.progress import Steps
+from torchair.runner import GmRunner
 from torchair.serde import dump_name, render, write_graph
 from torchair.structured import artifact, stage
 from torchair.trace import Trace
 
 
-class ConcreteGraph(abc.ABC):
-    """A compiled graph of either mode."""
+class ConcreteGraph(GmRunner, abc.ABC):
+    """A compiled graph of either mode, which AOTAutograd calls. `run` takes a list of arguments,
+    and each mode has an `enter` that it goes through."""
+
+    @property
+    def runner(self) -> ConcreteGraph:
+        """The graph itself."""
+        return self
 
     def optimize_graph_without_runtime(
         self, *sample_args: Any, observer: Trace | None = None, aot_gm: fx.GraphModule | None = None
     ) -> None:
         """Everything that can be done before the first call, which will have arguments like these.
         `observer` keeps records of passes; `aot_gm` is the graph as it was before all of them."""
-        self.optimize(sample_args, Trace() if observer is None else observer, aot_gm)
+        self.trace = Trace() if observer is None else observer
+        self.optimize(sample_args, self.trace, aot_gm)
 
     @abc.abstractmethod
     def optimize(self, given: Sequence[Any], trace: Trace, aot_gm: fx.GraphModule | None) -> None:
@@ -53,27 +61,15 @@ class ConcreteGraph(abc.ABC):
     def dump(self, path: str) -> None:
         """Write the graph to a file; its ending chooses the form."""
 
-    @abc.abstractmethod
-    def run(self, args: Sequence[Any]) -> Any:
-        """Run it on the arguments of one call."""
-
-    def __call__(self, *args: Any) -> Any:
-        return self.run(args)
-
     @property
-    def entry(self) -> Callable[[Sequence[Any]], Any]:
-        """What a call enters: `way`, unless somebody has put a `__call__` of his own in place."""
-        if type(self).__call__ is _CALL:
-            return self.way
-        return lambda args: self(*args)
+    def replaced(self) -> bool:
+        """Whether somebody has put a method of his own in the place of one that calls go through:
+        then a `GmRunner` goes through `entry`."""
+        return type(self).__call__ is not GmRunner.__call__
 
-    @property
-    def way(self) -> Callable[[Sequence[Any]], Any]:
-        """What `run` does, as directly as it can be called."""
-        return self.run
-
-
-_CALL = ConcreteGraph.__call__
+    def entry(self, args: Sequence[Any]) -> Any:
+        """Run it, by such a method."""
+        return self(*args)
 
 
 class GeConcreteGraph(GraphCall, ConcreteGraph):

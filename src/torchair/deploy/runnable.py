@@ -60,7 +60,7 @@ class Runnable:
         made.finished, made.target = finished, target
         made.ready()
         self.call = made
-        self._run = made.run if not made.replays else _replayed(made)
+        self._run = made.enter if not made.replays else _replayed(made)
 
     @classmethod
     def from_bytes(
@@ -111,7 +111,7 @@ class _Call(GraphCall):
     def options(self) -> tuple[Options, Options]:
         return self._options
 
-    entry = GraphCall.run  # what a call enters
+    entry = GraphCall.enter
 
 
 def convention_of(graph: Graph, device: str = "cpu", updates: bool = True) -> Convention:
@@ -172,4 +172,4 @@ def _replayed(call: _Call) -> Any:
         mutated_user_inputs=[n for n, a in users.items() if a in call.updated],
         unupdated_sym_input_index=sorted(entries),
     )
-    return ReplayedGraph(call, info).run
+    return ReplayedGraph(call, info).enter

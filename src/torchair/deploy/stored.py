@@ -199,7 +199,7 @@ class ReadyCall:
         """Results for the arguments of one call."""
         inputs = self.collect(args)
         if torch.autograd.profiler._is_profiler_enabled or not self._serves(inputs):
-            return self.call.run(args)
+            return self.call.enter(args)
         outputs = self._pool.run(inputs)
         return tuple([outputs[i] for i in self.order])
 

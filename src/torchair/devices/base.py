@@ -180,12 +180,12 @@ class GraphCall:
     def report(self, seconds: float) -> None:
         """Tell whom it concerns that the graph was compiled."""
 
-    def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
+    def enter(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run it on the arguments of one call."""
         return self.call(args) if self._noted is None else self._noted(args)
 
     def call(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Run it; `run` does the same, and a capture by the device takes note of that."""
+        """Run it; `enter` does the same, and a capture by the device takes note of that."""
         if logger.isEnabledFor(EVENT_LEVEL):
             return self._timed(args)
         inputs = self.collect(args)
