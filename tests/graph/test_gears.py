@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 import torchair
 from compiling import compiled
-from torchair import process
+from torchair import progress
 from torchair.concrete.ge import GeConcreteGraph
 from torchair.engine.session.edition import Edition
 from torchair.errors import InputError
@@ -160,7 +160,7 @@ def test_progress_is_shown_on_terminals_only(plans, monkeypatch):
         def isatty(self):
             return True
 
-    monkeypatch.setattr(process, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     for stream, shown in ((io.StringIO(), False), (Terminal(), True)):
         torch._dynamo.reset()
         monkeypatch.setattr(sys, "stderr", stream)
