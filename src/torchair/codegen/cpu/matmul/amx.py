@@ -71,7 +71,7 @@ class AmxCode(Code):
 
     arguments = (
         "ptr %a, ptr %b, ptr %totals, i64 %k, i1 %first, i64 %a_row, i64 %a_k, i64 %b_row, "
-        "ptr %ahead"
+        "ptr %ahead, i64 %apart"
     )
     numbers: Numbers
     tile: Tile
@@ -79,7 +79,7 @@ class AmxCode(Code):
     b_row: str
     k: str  # a literal if every call has the same number
     continues: bool = True  # the sums may have been begun before
-    fetch: tuple[int, int] = (0, 0)  # cache lines to fetch ahead for each row of the panel
+    fetch: tuple[int, str] = (0, "0")  # cache lines to fetch ahead for each row of the panel
 
     @property
     def _heights(self) -> list[int]:
@@ -167,8 +167,9 @@ class AmxCode(Code):
 
     def _fetch(self, t: Writer, step: str) -> None:
         """A step takes sixteen rows of the panel."""
-        lines, distance = self.fetch
+        lines, apart = self.fetch
+        apart = inside(apart, "%apart")
         for row in range(ROWS if lines else 0):
-            at = t.offset("%ahead", "i8", t.mul(t.add(t.mul(step, ROWS), row), distance))
+            at = t.offset("%ahead", "i8", t.mul(t.add(t.mul(step, ROWS), row), apart))
             for line in range(lines):
                 t.prefetch(t.offset(at, "i8", LINE * line))

@@ -328,7 +328,7 @@ class _Sums(Code):
     def write(self, t: KernelWriter) -> None:
         rows, vectors, k = self.tile.rows, self.tile.vectors, int(str(self.spec.k))
         whole = t.scratch(_DIGITS * rows * vectors * t.lanes * 4)
-        t.run(f"whole{rows}", "%digits", "%b", whole, k, "true", k, 1, 0, "null")
+        t.run(f"whole{rows}", "%digits", "%b", whole, k, "true", k, 1, 0, "null", 0)
         for row in range(rows):
             head = t.offset("%head", "i8", row * _HEAD)
             rest = t.offset("%rest", "i8", row * _REST * k)

@@ -20,7 +20,7 @@ from torchair.codegen.cpu.matmul.tile import (
     TileCut,
     Values,
 )
-from torchair.codegen.numbers import Size
+from torchair.codegen.numbers import Size, Word
 from torchair.codegen.text.writer import lanes_below
 
 STRIP, COPY_STRIP = 48, 192
@@ -29,6 +29,9 @@ STRIP, COPY_STRIP = 48, 192
 FEW = 6
 """Rows of A up to which integers are decoded in registers. Writing them out takes the time of five
 rows."""
+
+NOTHING = (0, "0")
+"""What a tile fetches that has nothing to fetch."""
 
 Place = tuple[str, str, str]
 """A position (batch, k, n) in B."""
@@ -147,7 +150,7 @@ class PanelForm(ProductForm):
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
         self.product.w.run(
             f"{self.name}{rows}", a, self._b, totals, self._count, self._first, self.a_row,
-            self._a_k, self._b_row, self._ahead(row),
+            self._a_k, self._b_row, *self._ahead(row),
         )  # fmt: skip
 
     @property
@@ -162,28 +165,39 @@ class PanelForm(ProductForm):
         m = self.product.spec.m
         return -(-m // self.tile.rows) if isinstance(m, int) else self._lines
 
-    def _fetch(self) -> tuple[int, int]:
+    @property
+    def _varies(self) -> bool:
+        """Whether it turns out in a call that a panel has a single tile."""
+        return isinstance(self.product.spec.m, Word) and not fits_cache(self.product.spec)
+
+    def _fetch(self) -> tuple[int, str]:
         """Cache lines that a step of each tile fetches, and how far those of steps are apart. A
         single tile fetches one for every step of its panel, which wakes the prefetcher of the
         processor; several tiles share the lines of the next panel."""
         if self._tiles <= 1:
             near = fits_cache(self.product.spec) or not self._cut.ahead
-            return (0, 0) if near else (1, 64 * self._lines)
+            return NOTHING if near else (1, str(64 * self._lines))
         lines = -(-self._lines // self._tiles)
-        return lines, 64 * lines
+        return lines, "%apart" if self._varies else str(64 * lines)
 
-    def _ahead(self, row: str) -> str:
-        """Where a tile begins to fetch."""
-        w, (lines, _) = self.product.w, self._fetch()
+    def _ahead(self, row: str) -> tuple[str, str]:
+        """Where a tile begins to fetch, and how far what steps fetch is apart."""
+        w, (lines, apart) = self.product.w, self._fetch()
         if lines == 0:
-            return self._b
+            return self._b, apart
+        alone = w.offset(self._b, "i8", self._cut.ahead)
         if self._tiles <= 1:
-            return w.offset(self._b, "i8", self._cut.ahead)
+            return alone, apart
         steps = w.ceil(self._count, self.product.numbers.pair)
         done = w.mul(w.div(row, self.tile.rows), lines)
         skipped = w.mul(w.mul(steps, w.add(done, self._lines)), 64)
         useful = w(f"icmp slt i64 {done}, {self._lines}")
-        return w(f"select i1 {useful}, ptr {w.offset(self._b, 'i8', skipped)}, ptr {self._b}")
+        at = w(f"select i1 {useful}, ptr {w.offset(self._b, 'i8', skipped)}, ptr {self._b}")
+        if not self._varies:
+            return at, apart
+        few = w(f"icmp sle i64 {self.product.m}, {self.tile.rows}")
+        at = w(f"select i1 {few}, ptr {alone}, ptr {at}")
+        return at, w(f"select i1 {few}, i64 {64 * self._lines}, i64 {64 * lines}")
 
 
 class CopyForm(PanelForm):
@@ -224,8 +238,8 @@ class CopyForm(PanelForm):
         b = p.address_of_b(*place)
         p.w.run(f"{self.name}.pack", b, self._panel, count, columns, p.b_k, p.b_column)
 
-    def _fetch(self) -> tuple[int, int]:
-        return 0, 0
+    def _fetch(self) -> tuple[int, str]:
+        return NOTHING
 
 
 class DirectForm(CopyForm):

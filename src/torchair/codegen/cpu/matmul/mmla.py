@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.matmul.forms import PanelForm, Place, most_of_k
+from torchair.codegen.cpu.matmul.forms import NOTHING, PanelForm, Place, most_of_k
 from torchair.codegen.cpu.matmul.pack import panels_of
 from torchair.codegen.cpu.matmul.tile import (
     USUAL,
@@ -70,8 +70,8 @@ class MmlaForm(PanelForm):
             self.product.numbers, Tile(rows, self.tile.vectors), self.a_row, k, not self.one_round
         )
 
-    def _fetch(self) -> tuple[int, int]:
-        return 0, 0
+    def _fetch(self) -> tuple[int, str]:
+        return NOTHING
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class MmlaCode(Code):
 
     arguments = (
         "ptr %a, ptr %b, ptr %totals, i64 %k, i1 %first, i64 %a_row, i64 %a_k, i64 %b_row, "
-        "ptr %ahead"
+        "ptr %ahead, i64 %apart"
     )
     numbers: Numbers
     tile: Tile

@@ -301,13 +301,13 @@ class TileCode(Code):
     """One function that adds the products of `k` columns of A and rows of B to a tile of sums.
 
     Its arguments are A and B at their first element, the tile of sums, how many k, whether the sums
-    begin here, the strides of A, the cells between rows of B, and memory to bring into the cache
-    meanwhile.
+    begin here, the strides of A, the cells between rows of B, memory to bring into the cache
+    meanwhile, and how far pieces of it for steps are apart.
     """
 
     arguments = (
         "ptr %a, ptr %b, ptr %totals, i64 %k, i1 %first, i64 %a_row, i64 %a_k, i64 %b_row, "
-        "ptr %ahead"
+        "ptr %ahead, i64 %apart"
     )
     numbers: Numbers
     tile: Tile
@@ -316,7 +316,7 @@ class TileCode(Code):
     b_row: str
     k: str  # a literal if every call has the same number
     continues: bool = True  # the sums may have been begun before
-    fetch: tuple[int, int] = (0, 0)  # cache lines to fetch ahead in each step, and their distance
+    fetch: tuple[int, str] = (0, "0")  # cache lines to fetch ahead in each step, how far apart
     interleave: bool = False  # pairs of B are apart, in two rows of elements
 
     def write(self, t: KernelWriter) -> None:
@@ -357,9 +357,9 @@ class TileCode(Code):
         return loop.results
 
     def _fetch(self, t: Writer, step: str) -> None:
-        lines, distance = self.fetch
+        lines, apart = self.fetch
         for line in range(lines):
-            at = t.offset("%ahead", "i8", t.mul(step, distance))
+            at = t.offset("%ahead", "i8", t.mul(step, inside(apart, "%apart")))
             t.prefetch(t.offset(at, "i8", 64 * line))
 
     def _step(
