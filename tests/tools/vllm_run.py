@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -23,6 +24,7 @@ def main(model: str, options: dict[str, object]) -> None:
     from vllm.compilation.counter import compilation_counter
     from vllm.platforms import current_platform
 
+    _take_float32()
     llm = LLM(
         model, skip_tokenizer_init=True, dtype="float32", max_model_len=256, max_num_seqs=8,
         max_num_batched_tokens=256, enable_prefix_caching=False, **options,
@@ -44,8 +46,26 @@ def main(model: str, options: dict[str, object]) -> None:
         "loaded": compilation_counter.num_aot_artifacts_loaded,
         "pieces": compilation_counter.num_backend_compilations,
         "linear": sorted({getattr(m.cpu_linear, "__name__", "?") for m in layers}),
+        "quantised": sorted({type(k).__name__ for k in map(_kernel, worker.get_model().modules())
+                             if k is not None}),
         "numba": "numba" in sys.modules,
     }))  # fmt: skip
+
+
+def _kernel(layer: Any) -> Any:
+    """What vLLM has chosen for a quantised linear layer."""
+    method = getattr(layer, "scheme", None) or getattr(layer, "quant_method", None)
+    return getattr(method, "kernel", None)
+
+
+def _take_float32() -> None:
+    """GPTQ and AWQ are for shorter floats in vLLM. Tokens are compared in float32."""
+    import torch
+    from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
+    from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
+
+    for config in (AutoAWQConfig, AutoGPTQConfig):
+        config.get_supported_act_dtypes = classmethod(lambda cls: [torch.float32])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def choose_platform() -> str | None:
 
 
 def register() -> None:
-    """Let linear layers of models that torchair compiles keep their weights; once per process."""
+    """Let linear layers of models that torchair compiles be torch operators; once per process."""
     from torchair.vllm_plugin.linear import keep_weights
+    from torchair.vllm_plugin.quantised import offer_kernels
 
     keep_weights()
+    offer_kernels()
