@@ -175,6 +175,32 @@ def test_every_byte_of_hifloat8_comes_back():
     assert npu.npu_dtype_cast(ends, 290).tolist() == [0x80, 0x6F, 0xEF, 0x6E, 0x6F, 0]
 
 
+HIFLOAT8 = {
+    0x01: 2.0**-22, 0x07: 2.0**-16, 0x08: 1.0, 0x0F: 1.875, 0x10: 2.0, 0x1F: 0.9375, 0x20: 4.0,
+    0x3F: 0.234375, 0x40: 16.0, 0x5F: 0.013671875, 0x60: 256.0, 0x6E: 32768.0, 0x70: 2.0**-8,
+    0x7E: 2.0**-15, 0x7F: 1.5 * 2.0**-15, 0x88: -1.0, 0xEE: -32768.0,
+}  # fmt: skip
+"""Bytes as the package `en_dtypes` of the format's authors reads them."""
+
+
+def test_bytes_of_hifloat8_are_those_of_its_authors():
+    stored = torch.tensor(list(HIFLOAT8), dtype=torch.uint8)
+    assert npu.npu_dtype_cast(stored, torch.float32, 290).tolist() == list(HIFLOAT8.values())
+
+
+def test_hifloat8_beside_the_package_of_its_authors():
+    kind = pytest.importorskip("en_dtypes", reason="pip install en-dtypes").hifloat8
+    numpy = pytest.importorskip("numpy")
+    every = numpy.arange(256, dtype=numpy.uint8)
+    theirs = torch.from_numpy(every.view(kind).astype(numpy.float32))
+    ours = npu.npu_dtype_cast(torch.from_numpy(every), torch.float32, 290)
+    assert torch.equal(ours.nan_to_num(7e7), theirs.nan_to_num(7e7))
+    some = torch.ldexp(torch.randn(20000), torch.randint(-26, 18, (20000,)))
+    x = torch.cat([theirs, (theirs[1:] + theirs[:-1]) / 2, some])
+    bytes_ = torch.from_numpy(x.numpy().astype(kind).view(numpy.uint8))
+    assert torch.equal(npu.npu_dtype_cast(x, 290), bytes_)
+
+
 def test_blocks_with_numbers_that_are_none():
     x = torch.tensor([[math.inf] + [1.0] * 31, [0.0] * 32])
     y, scales = npu.npu_dynamic_mx_quant(x, dst_type=292)

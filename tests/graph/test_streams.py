@@ -151,6 +151,16 @@ def test_timeline_by_environment(tmp_path, monkeypatch):
     assert [e["name"] for e in slices[:2]] == ["Mul+SoftmaxV2", "Sort"]
 
 
+def test_timeline_of_a_graph_without_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHAIR_TIMELINE", str(tmp_path))
+    compiler = torchair.get_compiler()
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((x,))
+    call = compiler(torch.fx.GraphModule({}, graph), [given := torch.randn(3)])
+    assert torch.equal(call(given)[0], given)
+
+
 # ---- the order of steps
 
 

@@ -76,6 +76,18 @@ def check_manual_in_all_modes(sessions):
         assert not {k for k in kinds if "Torch" in k or "control" in k.lower()}, kinds
 
 
+def check_streams_made_inside_are_not_traced(sessions):
+    """As the manual compiles it: without `fullgraph`, Dynamo traces what Python code it meets."""
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    fast = torch.compile(manual, backend="npugraph_ex", dynamic=False)
+    for _ in range(2):
+        for got, wanted in zip(fast(*inputs()), manual(*inputs()), strict=True):
+            equal(got, wanted)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters
+
+
 def check_labels_of_scopes_and_streams_are_equal(sessions):
     stream = torch.npu.Stream()
 

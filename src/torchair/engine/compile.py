@@ -293,6 +293,6 @@ class GraphCompiler:
             plan = plan.plan()
         if watch is not None and plan.schedule is None:
             plan.schedule = schedule_of(plan, lanes)
-        if plan.schedule is not None:
+        if plan.schedule is not None and plan.schedule.lanes:  # without steps there are none
             return ProgramPool(plan, partial(bind_lanes, watch=watch))
         return ProgramPool(plan, NativeProgram if NativeProgram.suits(plan) else Program)

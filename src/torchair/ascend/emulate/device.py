@@ -164,7 +164,7 @@ def install_hooks() -> None:
         {
             "torch._dynamo.device_interface": _add_interface,
             "torch._dynamo.trace_rules": _add_rules,
-            "torch._dynamo.utils": _add_constructors,
+            "torch._dynamo.decorators": _add_constructors,
             "torch._dynamo.variables.user_defined": _add_classes,
             "torch._dynamo.output_graph": _allow_records,
             "torch._dynamo.variables.streams": _allow_no_stream,
@@ -193,11 +193,14 @@ def _add_classes(user_defined: Any) -> None:
     known.update({streams.Stream, streams.Event})
 
 
-def _add_constructors(utils: Any) -> None:
+def _add_constructors(decorators: Any) -> None:
     """Streams and events that a graph makes at each call are those of the device. torch's own
-    constructor knows neither their types nor all of their arguments."""
-    utils.build_stream = lambda args, kwargs: streams.Stream(*args, **kwargs)
-    utils.build_event = lambda args, kwargs: streams.Event(*args, **kwargs)
+    constructor knows neither their types nor all of their arguments. They are called beside the
+    graph, where Dynamo would trace them."""
+    from torch._dynamo import utils
+
+    utils.build_stream = decorators.disable(lambda args, kwargs: streams.Stream(*args, **kwargs))
+    utils.build_event = decorators.disable(lambda args, kwargs: streams.Event(*args, **kwargs))
 
 
 def _allow_records(output_graph: Any) -> None:
