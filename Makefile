@@ -158,7 +158,7 @@ vllm:  ## vLLM on the CPU in $(VLLM): the plug-in's tests, then vLLM's benches a
 	$(VLLM)/bin/python -m pytest tests/model/test_vllm.py tests/model/test_vllm_quantised.py tests/graph/test_foreign_arguments.py
 	$(VLLM)/bin/python bench/vllm_benches.py
 
-golden: setup  ## graphs of 40 models against those that the original prints, on the CPU and on the emulated npu
+golden: setup  ## graphs of 45 models against those that the original prints, on the CPU and on the emulated npu
 	$(PY) tests/tools/golden_models.py
 	$(PY) tests/tools/golden_models.py --npu
 

@@ -163,7 +163,7 @@ GOLDEN = json.loads(golden_models.EXPECTED.read_text())
 
 
 def test_all_models_have_graphs_of_the_original():
-    assert list(GOLDEN) == list(golden_models.MODELS) and len(GOLDEN) == 40
+    assert list(GOLDEN) == list(golden_models.MODELS) and len(GOLDEN) == 45
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,16 @@ MODELS: dict[str, Model] = {
     "two views alike": fn(
         lambda x: (x.view(6, 4) * 2, x.view(6, 4) + 1, x.view(24) + 1), (2, 3, 4)
     ),
+    "average pool": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)),
+        lambda: [r(2, 3, 8, 8)],
+    ),
+    "sort": fn(lambda x: x.sort(-1, descending=True), (3, 4)),
+    "argsort": fn(lambda x: x.argsort(-1), (3, 4)),
+    "padded": fn(lambda x: F.pad(x, (1, 2)), (3, 4)),
+    "addmm with factors": fn(
+        lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), (4,), (3, 5), (5, 4)
+    ),
     "updated argument": fn(lambda x, y: (x.mul_(2).add_(y), x.sum())[1], (2, 3), (2, 3)),
 }  # fmt: skip
 

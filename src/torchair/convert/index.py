@@ -355,7 +355,9 @@ def _leading_first(pad: Any, rank: int) -> Any:
 
 @builtin(aten.constant_pad_nd.default)
 def constant_pad_nd(self: Value, pad: Any, value: Any, meta_outputs: TensorSpec) -> Value:
-    return ge.PadV3(self, _leading_first(pad, self.rank), promote(meta_outputs.dtype, value))
+    if meta_outputs.dtype != DataType.DT_FLOAT or not isinstance(value, float):
+        value = promote(meta_outputs.dtype, value)  # numbers alone are of float32
+    return ge.PadV3(self, _leading_first(pad, self.rank), value)
 
 
 def _mirrored(op_type: str, mode: str) -> Callable[..., Value]:

@@ -39,9 +39,9 @@ def addmm(
     product = ge.Mul(ge.MatMulV2(mat1, mat2, None, None), ge.Const(alpha, dtype=dtype))
     if beta == 0:
         return product
-    if beta != 1:
-        self = ge.Mul(self, ge.Const(beta, dtype=dtype))
-    return ge.Add(product, self)
+    if beta == 1:
+        return ge.Add(product, self)
+    return ge.AxpyV2(product, self, ge.Const(beta, dtype=dtype))
 
 
 @builtin(aten.baddbmm.default)

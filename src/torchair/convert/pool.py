@@ -75,8 +75,7 @@ def _average_attrs(
 ) -> dict[str, Any]:  # fmt: skip
     return dict(
         ksize=[1, 1, *_each(kernel_size, 2)], strides=[1, 1, *_each(stride or kernel_size, 2)],
-        padding_mode="CALCULATED", pads=[p for p in _each(padding, 2) for _ in range(2)],
-        data_format="NCHW", global_pooling=False, ceil_mode=ceil_mode,
+        pads=[p for p in _each(padding, 2) for _ in range(2)], ceil_mode=ceil_mode,
         exclusive=not count_include_pad, divisor_override=divisor_override or 0,
     )  # fmt: skip
 

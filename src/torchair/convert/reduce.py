@@ -154,7 +154,8 @@ def sort(
 
 
 def _sort(x: Value, descending: bool, stable: bool | None) -> tuple[Value, Value]:
-    values, indices = ge.Sort(x, axis=-1, descending=descending, stable=bool(stable))
+    kept = {"stable": True} if stable else {}
+    values, indices = ge.Sort(x, axis=max(x.rank - 1, 0), descending=descending, **kept)
     return values, cast_result(indices, INT64)
 
 
