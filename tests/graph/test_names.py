@@ -300,6 +300,18 @@ def test_modules_of_a_package_are_its_attributes():
         torchair.core.no_such_module  # noqa: B018
 
 
+def test_modules_of_npugraph_ex_are_its_attributes(monkeypatch):
+    import npugraph_ex
+
+    for name in [m for m in sys.modules if m.startswith("npugraph_ex.npu_fx_compiler")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(npugraph_ex, "npu_fx_compiler", raising=False)
+    made = npugraph_ex.npu_fx_compiler._NpuFxCompiler(npugraph_ex.CompilerConfig())
+    assert made.config.mode.value == "npugraph_ex"
+    with pytest.raises(AttributeError, match="no_such_module"):
+        npugraph_ex.no_such_module  # noqa: B018
+
+
 def test_what_is_put_in_the_place_of_a_name_is_put_where_it_lives():
     from torchair.core import _backend
     from torchair.engine.options import engine, initialize_graph_engine

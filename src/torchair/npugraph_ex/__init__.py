@@ -27,5 +27,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name != "register_replacement":
+        home = f"npugraph_ex.{name}"
+        if not name.startswith("__") and importlib.import_module("torchair.old_names").knows(home):
+            return importlib.import_module(home)
         raise AttributeError(f"module 'npugraph_ex' has no attribute {name!r}")
     return importlib.import_module("torchair.fx.passes.user").register_replacement
