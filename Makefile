@@ -174,6 +174,6 @@ test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtua
 	TORCHAIR_TEST_DEVICE=cuda PYTHONPATH=src $(PYTHON) -m pytest tests/unit/test_lower_elementwise.py tests/unit/test_lower_index.py tests/unit/test_lower_norm.py tests/outside/test_conformance.py -k "not threads and not narrow"
 
 clean:  ## remove everything that can be made again, .venv included
-	rm -rf $(VENV) $(VENV)-trainers $(VENV)-outside $(VENV)-nnsmith build dist src/*.egg-info torch_compile_debug .torchair_cache
+	rm -rf $(VENV) $(VLLM) $(VENV)-matrix $(VENV)-trainers $(VENV)-outside $(VENV)-nnsmith build dist src/*.egg-info torch_compile_debug .torchair_cache
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
