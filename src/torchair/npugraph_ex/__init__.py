@@ -17,18 +17,14 @@ __all__ = [
     "register_replacement",
 ]  # fmt: skip
 
-_MODULES = ("inference", "ops", "scope")  # names that live elsewhere, see `ascend/legacy/table.py`
-
 
 def __getattr__(name: str) -> Any:
     """Load what is not needed at import when it is first asked for."""
     import importlib
 
-    if name in _MODULES:
+    if name == "register_replacement":
+        return importlib.import_module("torchair.fx.passes.user").register_replacement
+    try:  # names that live elsewhere, see `ascend/legacy/table.py`
         return importlib.import_module(f"{__name__}.{name}")
-    if name != "register_replacement":
-        home = f"npugraph_ex.{name}"
-        if not name.startswith("__") and importlib.import_module("torchair.old_names").knows(home):
-            return importlib.import_module(home)
-        raise AttributeError(f"module 'npugraph_ex' has no attribute {name!r}")
-    return importlib.import_module("torchair.fx.passes.user").register_replacement
+    except ModuleNotFoundError:
+        raise AttributeError(f"module 'npugraph_ex' has no attribute {name!r}") from None
