@@ -85,13 +85,13 @@ class _Join:
 
     def result(self, made: fx.Node, place: int, old: fx.Node | None, dims: Any = None) -> None:
         """Readers of an old value get a result of the new call, in other dims if there was a
-        view."""
+        view. Symbolic dims may be computed between the norm and the old value."""
         if old is None:
             return
         with self.graph.inserting_after(made):
             new = values.add_call(self.graph, operator.getitem, (made, place), like=self.norm)
         if dims is not None:
-            with self.graph.inserting_after(new):
+            with self.graph.inserting_before(old):
                 new = values.add_call(self.graph, aten.view.default, (new, dims), like=self.norm)
         old.replace_all_uses_with(new)
 
