@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchair.extensions import Kind, offer
 from torchair.import_hooks import when_imported
+from torchair.torch_private.distributed import FUNCTIONAL_COLLECTIVES
+from torchair.torch_private.dynamo import UTILS
 from torchair.versions import __version__, check_torch
 
 if TYPE_CHECKING:
@@ -81,15 +83,11 @@ def _teach_dynamo(_module: Any) -> None:
     teach_dynamo()
 
 
-def _offer_reports(runner: Any) -> None:
-    """Tell the compiler who writes reports, when it comes."""
+def _reporter(path: str) -> Any:
+    """Who writes the report at a path."""
+    from torchair.reporting.recorder import reporter_at
 
-    def reporter(path: str) -> Any:
-        from torchair.reporting.recorder import reporter_at
-
-        return reporter_at(path)
-
-    runner.onlookers.reporter = reporter
+    return reporter_at(path)
 
 
 def begin() -> None:
@@ -104,13 +102,14 @@ def begin() -> None:
     import torchair.fallbacks
     import torchair.old_names
     import torchair.ops
+    import torchair.trace
 
     offer(_ASCEND)
     torchair.old_names.install()
+    torchair.trace.reports.writer = _reporter
     when_imported({
-        "torch.distributed._functional_collectives": _teach_dynamo,
-        "torch._dynamo.utils": torchair.fallbacks.hand_over,
-        "torchair.runner": _offer_reports,
+        FUNCTIONAL_COLLECTIVES: _teach_dynamo,
+        UTILS: torchair.fallbacks.hand_over,
     })  # fmt: skip
 
 

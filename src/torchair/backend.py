@@ -18,6 +18,8 @@ from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inpu
 from torchair.garbage import no_garbage_collection
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.store import atomic_write
+from torchair.torch_private import aot, dynamo
+from torchair.torch_private.table import check
 from torchair.trace import Trace, model_directory, start_debug_log
 
 
@@ -101,12 +103,10 @@ def compile_with_aot(
     what was compiled of it, and gives what runs instead. `static` are the arguments that are
     parameters, where Dynamo does not tell.
     """
-    from torch._dynamo.utils import flatten_graph_inputs
-    from torch._functorch.aot_autograd import aot_module_simplified
-
+    check()
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):  # compiled autograd's
         again = partial(compile_with_aot, config=config, decompositions=decompositions)
-        return flatten_graph_inputs(gm, example_inputs, partial(again, speaker=speaker))
+        return dynamo.flatten_graph_inputs(gm, example_inputs, partial(again, speaker=speaker))
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
@@ -137,7 +137,7 @@ def compile_with_aot(
 
     keep = config.experimental_config.keep_inference_input_mutations
     with kept_whole():
-        call = aot_module_simplified(
+        call = aot.aot_module_simplified(
             gm,
             list(example_inputs),
             fw_compiler=stage("forward"),
@@ -187,12 +187,11 @@ def opaque(compiler: Callable[..., Any]) -> Callable[..., Any]:
     """The compiler of a backward graph, untraced. A backward is compiled and run where the user
     calls `backward()`, perhaps in a function that Dynamo is tracing; of forward graphs Dynamo
     itself keeps away."""
-    from torch._dynamo import disable
 
     def compile_backward(graph: Any, inputs: Any) -> Callable[..., Any]:
-        return disable(compiler(graph, inputs), reason="it is compiled already")
+        return dynamo.disable(compiler(graph, inputs), reason="it is compiled already")
 
-    return disable(compile_backward, reason="a compiler is not traced")
+    return dynamo.disable(compile_backward, reason="a compiler is not traced")
 
 
 def boxed(runner: Callable[..., Any]) -> Callable[[list[Any]], Any]:

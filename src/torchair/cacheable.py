@@ -12,10 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
-from torch._inductor.output_code import OutputCode
-
 from torchair.devices.base import GraphCall, device_named, engine_graph
 from torchair.engine.optimize.passes import GraphState
 from torchair.errors import SerializationError
@@ -24,6 +20,8 @@ from torchair.operators import infer
 from torchair.runner import GmRunner
 from torchair.serde import from_bytes, to_bytes
 from torchair.serde.convention import Convention, check, from_text, to_text
+from torchair.torch_private.aot import BypassAOTAutogradCache, functorch_config
+from torchair.torch_private.inductor import OutputCode
 from torchair.trace import Trace
 
 _MAGIC = b"torchair stored graph 1\n"  # counts layouts of the file

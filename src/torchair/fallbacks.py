@@ -5,7 +5,6 @@ per process, and an error under ``config.debug.strict``. Imports no torch.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torchair.errors import FallbackError
 from torchair.flags import strict_by_environment
 from torchair.locks import Lock
 from torchair.log import logger, warn_once
+from torchair.torch_private.dynamo import loaded_utils
 
 COUNTERS = "torchair"
 """Name of our counters in ``torch._dynamo.utils.counters``."""
@@ -125,7 +125,7 @@ def _count(record: Record) -> None:
     with _lock:
         _noted += 1
         _records.append(record)
-        dynamo = sys.modules.get("torch._dynamo.utils")
+        dynamo = loaded_utils()
         counters = getattr(dynamo, "counters", None)  # None while that is being imported
         (_early if counters is None else counters[COUNTERS])[record.kind.counter] += 1
 

@@ -24,11 +24,13 @@ def when_imported(hooks: Mapping[str, Hook]) -> None:
 
 
 class _AfterImport(MetaPathFinder, Loader):
-    """Calls a function on a module when it has been imported, and steps aside."""
+    """Calls a function on a module when it has been imported. It leaves the import path with the
+    last of its modules."""
 
     def __init__(self, hooks: dict[str, Hook]) -> None:
         self._hooks = hooks
         self._loaders: dict[str, Loader] = {}
+        self._called: set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in self._hooks or name in self._loaders:
@@ -48,4 +50,7 @@ class _AfterImport(MetaPathFinder, Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = loader
         loader.exec_module(module)
+        self._called.add(name)
+        if self._called == set(self._hooks) and self in sys.meta_path:
+            sys.meta_path.remove(self)
         self._hooks[name](module)

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from torchair.torch_private.dynamo import CONVERT_FRAME
+from torchair.torch_private.pytree import REGISTRY_MODULE
+
 _living: WeakSet[Any] = WeakSet()
 _repairs: list[Callable[[], None]] = []
 
 _OF_OTHERS = (
-    ("torch._dynamo.convert_frame", "compile_lock"),
-    ("torch.utils._pytree", "_NODE_REGISTRY_LOCK"),
+    (CONVERT_FRAME, "compile_lock"),
+    (REGISTRY_MODULE, "_NODE_REGISTRY_LOCK"),
     ("llvmlite.binding.ffi", "lib._lock._lock"),
 )
 """Locks of other packages that compiling threads hold: their module, and the path to them."""

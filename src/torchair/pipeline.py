@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.capture import key_entries
 from torchair.concrete import (
@@ -51,6 +50,9 @@ from torchair.runner import Compilation, GmRunner, onlookers
 from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write
 from torchair.structured import artifact, stage
+from torchair.torch_private import aot
+from torchair.torch_private.dispatch import DisableTorchFunction
+from torchair.torch_private.fake import unset_fake_temporarily
 from torchair.trace import Trace
 
 latest_graph_id = 0
@@ -93,7 +95,7 @@ class NpuFxCompiler:
         if keep_changes:
             trace.changes = []
         quiet, strict = no_garbage_collection(), strictness(settings.strict)
-        with quiet, strict, unset_fake_temporarily(), torch._C.DisableTorchFunction():
+        with quiet, strict, unset_fake_temporarily(), DisableTorchFunction():
             made = self._gen_compiled_gm(gm, example_inputs, trace)
             runner = _runner_of(made, trace)
             static, inputs = self._static_arguments(trace), list(example_inputs)
@@ -278,7 +280,7 @@ def own_copy(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _static_arguments() -> frozenset[int]:
     """Arguments of a forward graph that AOTAutograd knows to be parameters or buffers."""
-    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    metadata = getattr(aot.TracingContext.try_get(), "fw_metadata", None)
     return frozenset(getattr(metadata, "static_input_indices", None) or ())
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd import profiler
 
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.log import logger
-from torchair.trace import Trace, label
+from torchair.torch_private.dispatch import DisableTorchFunction, is_torch_function_mode_enabled
+from torchair.torch_private.profiler import is_profiling
+from torchair.trace import Trace, label, reports
 
 
 class GmRunner:
@@ -40,11 +41,11 @@ class GmRunner:
 
     def run(self, args: Sequence[Any]) -> Any:
         """Run the graph on the arguments of one call."""
-        if torch._C._is_torch_function_mode_enabled():
+        if is_torch_function_mode_enabled():
             # A default device is one: it is meant for tensors of the user, not for our memory.
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 return self.run(args)
-        if not profiler._is_profiler_enabled and not logger.isEnabledFor(logging.DEBUG):
+        if not is_profiling() and not logger.isEnabledFor(logging.DEBUG):
             return self.enter(args)
         with label("npu_fx_compiler inference"):
             if not logger.isEnabledFor(logging.DEBUG):
@@ -92,15 +93,13 @@ class Onlookers:
 
     def __init__(self) -> None:
         self._observers: list[tuple[Observer, bool]] = []  # and whether they want changes of passes
-        # Gives who writes the report at a path; set by the package, which knows the rooms above.
-        self.reporter: Callable[[str], Observer] | None = None
 
     def of(self, report_path: str | None) -> tuple[list[Observer], bool]:
         """Who looks at a graph, and whether changes of passes are kept for them."""
         found, keep = [o for o, _ in self._observers], any(wants for _, wants in self._observers)
-        if report_path is None or self.reporter is None:
+        if report_path is None or reports.writer is None:
             return found, keep
-        return [*found, self.reporter(report_path)], True
+        return [*found, reports.writer(report_path)], True
 
     @contextmanager
     def observed(self, observer: Observer, changes: bool = False) -> Iterator[None]:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from torch._guards import CompileContext, CompileId, compile_context
-from torch._logging import trace_structured
-from torch._logging._internal import trace_log
+from torchair.torch_private.aot import CompileContext, CompileId, compile_context
+from torchair.torch_private.logs import trace_log, trace_structured
 
 
 def tracing() -> bool:
     """Whether a structured trace is written. torch's handler without a folder writes none, and
     handlers of others are no readers of artifacts: pytest adds its own to every logger."""
-    return any(getattr(handler, "root_dir", None) is not None for handler in trace_log.handlers)
+    handlers = () if trace_log is None else trace_log.handlers
+    return any(getattr(handler, "root_dir", None) is not None for handler in handlers)
 
 
 def current_compile_id() -> CompileId | None:

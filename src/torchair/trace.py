@@ -24,8 +24,20 @@ from torchair.log import (
 from torchair.process import world
 from torchair.store import atomic_write
 from torchair.structured import current_compile_id, stage, within
+from torchair.torch_private import dynamo
+from torchair.torch_private.logs import artifact_logger
+from torchair.torch_private.profiler import is_profiling
 
 T = TypeVar("T")
+
+
+class Reports:
+    """Who writes the report of a graph to a path: the package sets it, which knows all layers."""
+
+    writer: Callable[[str], Any] | None = None
+
+
+reports = Reports()
 
 
 class Stopwatch:
@@ -91,9 +103,7 @@ class Trace:
     def show_program(self, name: str, render: Callable[[], str]) -> None:
         """A generated program for those who look: a file for nobody else to change, our log at
         DEBUG, and `TORCH_LOGS=output_code`."""
-        from torch._logging import getArtifactLogger
-
-        torchs = getArtifactLogger("torch.torchair", "output_code")
+        torchs = artifact_logger("torch.torchair", "output_code")
         logs = [log for log in (logger, torchs) if log.isEnabledFor(logging.DEBUG)]
         if not logs and not self.writes:
             return
@@ -149,16 +159,14 @@ def numbered_directory(
 
 def debug_root(speaker: TorchairLogger = logger) -> Path:
     """The folder of torch's debug run directory that is named after a logger."""
-    from torch._dynamo.utils import get_debug_dir
-
     together = world()
-    base = get_debug_dir() + ("" if together is None else f"-rank_{together[1]}")
+    base = dynamo.get_debug_dir() + ("" if together is None else f"-rank_{together[1]}")
     return Path(base) / speaker.name
 
 
 def label(name: str) -> AbstractContextManager[Any]:
     """A profiler label, free of cost when no profiler runs."""
-    if torch.autograd.profiler._is_profiler_enabled:
+    if is_profiling():
         return torch.autograd.profiler.record_function(name)
     return nullcontext()
 

@@ -135,7 +135,7 @@ def test_files_and_warning(tmp_path, capsys):
 
 
 def test_the_option_checks_what_npugraph_ex_captures(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torch._dynamo.utils.get_debug_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("torchair.torch_private.dynamo.get_debug_dir", lambda: str(tmp_path))
 
     def two_streams(x: torch.Tensor) -> torch.Tensor:
         with torchair.scope.npu_stream_switch("side"):

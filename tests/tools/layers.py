@@ -24,8 +24,10 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: ("configs", "tools", "trace"),
     0: ("fallbacks", "store", "structured"),
     -1: ("errors", "log"),
-    -2: ("flags", "garbage", "import_hooks", "markup", "process", "progress", "versions"),
+    -2: ("flags", "garbage", "import_hooks", "markup", "process", "progress"),
     -3: ("extensions", "labels", "locks"),
+    -4: ("torch_private",),
+    -5: ("versions",),
 }
 
 # The same inside of a package: its modules and sub-packages, with imports in functions.
@@ -97,6 +99,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair", "torchair.fallbacks"): "for the command line, which may not need it",
     ("torchair", "torchair.old_names"): "imports torch",
     ("torchair", "torchair.ops"): "imports torch",
+    ("torchair", "torchair.trace"): "imports torch",
     ("torchair.vllm_plugin", "torchair.vllm_plugin.linear"): "needs vLLM, which calls the function",
     ("torchair.vllm_plugin", "torchair.vllm_plugin.quantised"): "the same",
     ("torchair", "torchair.reporting.recorder"): "for graphs that are reported on",

@@ -25,6 +25,7 @@ from torchair.configs.compiler_config import CaptureOptions
 from torchair.engine.plan.records import extent
 from torchair.engine.run.held import Held
 from torchair.errors import InputError
+from torchair.torch_private.functions import foreach_copy, neg_view
 
 Forward = Callable[..., Sequence[Any]]
 """The graph as a function of its arguments; it may update arguments and what it computed."""
@@ -101,7 +102,7 @@ def view_of(
         else:
             made = over(tensor.untyped_storage(), dtype, shape, strides, offset)
         made = made.conj() if conjugate else made
-        return torch._neg_view(made) if negative else made
+        return neg_view(made) if negative else made
 
     return make
 
@@ -250,7 +251,7 @@ class Copied:
         if len(copies) == 1:
             copies[0].copy_(self._from[0], non_blocking=True)  # type: ignore[index]
         elif copies:
-            torch._foreach_copy_(copies, self._from, True)  # type: ignore[arg-type]
+            foreach_copy(copies, self._from, True)
         tensors = [read(copies) for read in self._tensors]
         return tuple([read(tensors, args) for read in self._readers])
 

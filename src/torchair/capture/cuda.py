@@ -37,6 +37,8 @@ from torchair.engine.run.native import same_as
 from torchair.errors import CaptureError, InputError
 from torchair.garbage import no_garbage_collection
 from torchair.locks import RLock
+from torchair.torch_private import cuda
+from torchair.torch_private.functions import foreach_copy
 
 if TYPE_CHECKING:
     from torchair.devices.base import GraphCall
@@ -61,7 +63,7 @@ class Accelerator:
     def of(cls, kind: str) -> Accelerator:
         """The accelerator of devices of a kind."""
         if kind == "cuda":
-            return cls(kind, torch.cuda, torch.cuda.CUDAGraph, torch._C)
+            return cls(kind, torch.cuda, torch.cuda.CUDAGraph, cuda.bindings)
         if kind == "npu":
             module = torch.get_device_module(kind)
             return cls(kind, module, module.NPUGraph, importlib.import_module("torch_npu")._C)
@@ -69,19 +71,18 @@ class Accelerator:
 
     def function(self, name: str) -> Callable[..., Any]:
         """A C function of this kind of device; one that does nothing where it has none."""
-        return getattr(self.bindings, f"_{self.kind}_{name}", lambda *args: None)
+        return cuda.device_function(self.bindings, self.kind, name)
 
     def storage_at(self, address: int, device: torch.device, size: int) -> torch.UntypedStorage:
         """A storage object over memory that it does not own."""
-        owner = self.bindings if hasattr(self.bindings, _MAKE_STORAGE) else torch._C
-        return getattr(owner, _MAKE_STORAGE)(address, device, size)
+        made: torch.UntypedStorage = cuda.make_storage(self.bindings)(address, device, size)
+        return made
 
     def unchanged_generators(self, device: torch.device) -> AbstractContextManager[None]:
         """Random numbers drawn inside do not count."""
         return torch.random.fork_rng([device.index], device_type=self.kind)
 
 
-_MAKE_STORAGE = "_construct_storage_from_data_pointer"
 
 
 @cache
@@ -400,13 +401,13 @@ class Inputs:
         sources = self._pick(args)
         if not self._check(*sources):  # type: ignore[misc]
             self._checked(args)
-        torch._foreach_copy_(self._targets, sources, True)  # type: ignore[arg-type]
+        foreach_copy(self._targets, sources, True)
 
     def _spans(self, args: Sequence[Any]) -> None:
         """Some arguments have gaps or repeat elements: all that they span is copied."""
         sources = self._pick(args)
         if self._check(*sources):  # type: ignore[misc]
-            torch._foreach_copy_(self._flat, [_flattened(s) for s in sources], True)
+            foreach_copy(self._flat, [_flattened(s) for s in sources], True)
             return
         self._checked(args)
         for target, source in zip(self._targets, sources, strict=True):

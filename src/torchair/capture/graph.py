@@ -4,7 +4,6 @@ and what happens when there are too many."""
 from __future__ import annotations
 
 import logging
-import sys
 import time
 import warnings
 from collections import Counter, OrderedDict
@@ -31,6 +30,8 @@ from torchair.errors import CaptureError
 from torchair.fallbacks import Fallback, note
 from torchair.locks import RLock
 from torchair.log import logger, npugraph_ex_logger, speaking
+from torchair.torch_private.dynamo import loaded_utils
+from torchair.torch_private.profiler import is_profiling
 from torchair.trace import label
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class AclGraph:
             hold = len(self.captured) == 1 or not self.options.reuse
             if self._watched:
                 return self._step_by_step(meta, args, hold)
-            if torch.autograd.profiler._is_profiler_enabled:
+            if is_profiling():
                 return self._profiled(meta, args, hold)
             return meta.recording.call(args, hold)
 
@@ -427,7 +428,7 @@ class Counted(StrEnum):
 
 
 def _counters() -> Any:
-    dynamo = sys.modules.get("torch._dynamo.utils")  # a stored graph runs without it
+    dynamo = loaded_utils()  # a stored graph runs without it
     return (dynamo.counters if dynamo is not None else _own_counters)[COUNTERS]
 
 

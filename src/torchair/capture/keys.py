@@ -20,6 +20,7 @@ from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import picker
 from torchair.engine.run.held import Held
 from torchair.engine.run.native import same_as
+from torchair.torch_private import tensors
 
 CONSTANT = "no_updated_input"
 Entries = tuple[tuple[int, bool], ...]
@@ -29,7 +30,7 @@ Raw = tuple[Any, ...]
 
 _FEW = 4  # tensors that Python compares as quickly as native code
 
-_same_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+_same_addresses: Any = tensors.same_addresses
 """Compares the addresses of many tensors in one call; torch has it where it has CUDA."""
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.base import over
 from torchair.capture.rehearsal import size_follows_data
@@ -25,6 +23,16 @@ from torchair.errors import CaptureError
 from torchair.fx.forms import OutForm, out_form, written
 from torchair.fx.source import fx_text, origin_of
 from torchair.ops.purity import is_foreign, is_pure
+from torchair.torch_private import pytree
+from torchair.torch_private.dispatch import (
+    AutoDispatchBelowADInplaceOrView,
+    DisableAutocast,
+    DispatchKey,
+    OpOverload,
+    TorchDispatchMode,
+    has_kernel,
+)
+from torchair.torch_private.tensors import internal_overlap, storage_use_count
 
 Step = Callable[[], Any]
 _ATEN = torch.ops.aten
@@ -39,7 +47,7 @@ _COPIES = {
     _ATEN.clone.default: 0, _ATEN._to_copy.default: 0, _ATEN.lift_fresh_copy.default: 0,
     _ATEN.copy.default: 1,
 }  # fmt: skip
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _COLLECTIVES = "_c10d_functional"
 # Operators that order work on streams: replays are in order anyway.
 _ORDER = frozenset(
@@ -77,7 +85,7 @@ class CallSite:
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Calls as a graph makes them: no gradients, no version counters, no autocast."""
-    with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
+    with AutoDispatchBelowADInplaceOrView(), DisableAutocast():
         yield
 
 
@@ -127,7 +135,7 @@ class _Memory:
 def _holders(tensor: torch.Tensor) -> int:
     """A number that counts everything that refers to the storage of a tensor."""
     storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
+    return storage_use_count(storage._cdata) + sys.getrefcount(storage)
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -189,8 +197,8 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload):
-            if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+        if isinstance(func, OpOverload):
+            if has_kernel(func.name(), _COMPOSITE):
                 with self:  # no operator of its own: what it consists of is recorded
                     return func._op_dk(_COMPOSITE, *args, **kwargs)
             if _is_aside(func):
@@ -207,7 +215,7 @@ class Recorder(TorchDispatchMode):
             self._add(func, args, kwargs, [], place)
             return None
         made = func(*args, **kwargs)
-        if isinstance(func, torch._ops.OpOverload) and torch.Tag.inplace_view in func.tags:
+        if isinstance(func, OpOverload) and torch.Tag.inplace_view in func.tags:
             return made  # it changed what its tensor looks at, and computed nothing
         leaves = pytree.tree_leaves(made)
         fresh = [t for t in leaves if isinstance(t, torch.Tensor) and self._is_new(t, place)]
@@ -225,7 +233,7 @@ class Recorder(TorchDispatchMode):
         """Refuse what cannot be recorded; note what the call refers to, save what it updates."""
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        is_op = isinstance(func, torch._ops.OpOverload)
+        is_op = isinstance(func, OpOverload)
         if is_op:
             _refuse_dependence(func, args, kwargs, place)
         if func is _ATEN.as_strided.default:
@@ -303,7 +311,7 @@ class Recorder(TorchDispatchMode):
         self, func: Any, args: Any, kwargs: Any, kept: list[torch.Tensor | None], place: CallSite
     ) -> None:
         """Put a call on the tape; `kept` are its new results among all of its results."""
-        if isinstance(func, torch._ops.OpOverload) and func.name().split(".")[0] in _UNSET:
+        if isinstance(func, OpOverload) and func.name().split(".")[0] in _UNSET:
             return
         lists = self._lists(func)
         form = None if lists else _form(func, args, kwargs, kept)
@@ -326,7 +334,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.storage_offset() == 0
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
-        and torch._debug_has_internal_overlap(tensor) == 0
+        and internal_overlap(tensor) == 0
     )
 
 
@@ -371,7 +379,7 @@ def _form(func: Any, args: Any, kwargs: Any, kept: Sequence[Any]) -> Any:
     results = [t for t in kept if t is not None]
     numbers = {storage_id(t) for t in results}
     separate = len(numbers) == len(kept) and all(map(_is_plain, results))
-    if not separate or not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
+    if not separate or not isinstance(func, OpOverload) or func._schema.is_mutable:
         return None
     if func in _COPIES:
         source = _COPIES[func]
@@ -409,7 +417,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ---- what operators do ----
 
 
-def _is_aside(op: torch._ops.OpOverload) -> bool:
+def _is_aside(op: OpOverload) -> bool:
     """Whether a call is nothing that replays would have to do again."""
     if op.namespace == "air":
         return op.name().partition("::")[2].split(".")[0] in _ORDER
@@ -418,7 +426,7 @@ def _is_aside(op: torch._ops.OpOverload) -> bool:
 
 def _only_acts(func: Any) -> bool:
     """Whether nothing that is recorded later depends on a call."""
-    is_op = isinstance(func, torch._ops.OpOverload)
+    is_op = isinstance(func, OpOverload)
     return is_op and not func._schema.returns and not func._schema.is_mutable
 
 

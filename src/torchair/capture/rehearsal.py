@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.capture.base import Forward
 from torchair.codegen.cuda.run import Launches
@@ -24,6 +22,8 @@ from torchair.fx.source import fx_text, origin_of
 from torchair.ge.graph import Origin
 from torchair.ops.purity import is_pure
 from torchair.ops.streams import scopes_closed
+from torchair.torch_private import pytree
+from torchair.torch_private.dispatch import OpOverload, TorchDispatchMode
 
 if TYPE_CHECKING:
     from torchair.devices.base import GraphCall
@@ -159,7 +159,7 @@ def _is_pure(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or value is None:
         return False
-    known = isinstance(node.target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor)
+    known = isinstance(node.target, OpOverload) or not isinstance(value, torch.Tensor)
     return known and is_pure(node.target)
 
 
@@ -173,17 +173,17 @@ def _on_host(value: Any) -> bool:
 def _is_copy_to_device(node: fx.Node) -> bool:
     source = node.args[0] if node.args else None
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
-    copies = isinstance(node.target, torch._ops.OpOverload) and _name(node.target) in _COPIES
+    copies = isinstance(node.target, OpOverload) and _name(node.target) in _COPIES
     return copies and isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
-def _name(op: torch._ops.OpOverload) -> str:
+def _name(op: OpOverload) -> str:
     return op._schema.name.partition("::")[2]
 
 
 def _is_written(node: fx.Node) -> bool:
     return any(
-        isinstance(user.target, torch._ops.OpOverload)
+        isinstance(user.target, OpOverload)
         and any(w is node for w in written(user.target, user.args, user.kwargs))
         for user in node.users
     )
@@ -211,7 +211,7 @@ class Rehearsal(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload):
+        if isinstance(func, OpOverload):
             self._check(func, args, kwargs)
             self.keep(written(func, args, kwargs))
         else:
@@ -232,7 +232,7 @@ class Rehearsal(TorchDispatchMode):
                 tensor.data.copy_(value)
         self._before.clear()
 
-    def _check(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+    def _check(self, op: OpOverload, args: Any, kwargs: Any) -> None:
         if op.name().startswith("air::print"):
             raise Refusal("prints are made on the host", "take npu_print out of the model")
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -255,7 +255,7 @@ def _memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
-def _changes_sides(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
+def _changes_sides(op: OpOverload, args: Any, kwargs: Any) -> bool:
     """Whether a copy has the host on one side alone."""
     if _name(op) not in _COPIES:
         return False
@@ -268,7 +268,7 @@ def _changes_sides(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
     return (torch.device(target).type == "cpu") != (args[0].device.type == "cpu")
 
 
-def size_follows_data(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
+def size_follows_data(op: OpOverload, args: Any, kwargs: Any) -> bool:
     """Whether data decide how large a result is."""
     if op is _ATEN.index.Tensor:
         return _has_mask(args[1])
@@ -283,7 +283,7 @@ def _has_mask(indices: Iterable[Any]) -> bool:
     return any(isinstance(t, torch.Tensor) and t.dtype in masks for t in indices)
 
 
-def _asks_device(op: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
+def _asks_device(op: OpOverload, args: Any, kwargs: Any) -> bool:
     if _name(op) in _INDEXING:
         return _has_mask(args[1])
     return torch.Tag.data_dependent_output in op.tags or size_follows_data(op, args, kwargs)

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from torchair.engine.plan.records import extent
+from torchair.torch_private import symbols
 
 _LARGEST = 1024  # elements of a constant that is written out
 _PLAIN = frozenset(
@@ -374,6 +375,4 @@ def _dims(dims: Sequence[Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    from torch.utils._sympy.printers import PythonPrinter
-
-    return PythonPrinter().doprint(value.node.expr)
+    return symbols.PythonPrinter().doprint(value.node.expr)

@@ -15,6 +15,8 @@ from torchair.capture.recorder import Recorder, below_autograd, storage_id, unex
 from torchair.capture.rehearsal import NodeByNode, graph_of
 from torchair.capture.updates import SitesInOrder, Updates
 from torchair.engine.run.native import same_as
+from torchair.torch_private.dispatch import AutoDispatchBelowADInplaceOrView
+from torchair.torch_private.functions import foreach_copy
 
 
 class TapeSubstrate(base.Substrate):
@@ -115,11 +117,11 @@ class TapeRecording(base.PooledRecording):
             if not buffer.holds(tensor):
                 targets.append(buffer.target)
                 sources.append(tensor if buffer.target is buffer.tensor else unexpanded(tensor))
-        with torch._C._AutoDispatchBelowADInplaceOrView():
+        with AutoDispatchBelowADInplaceOrView():
             if len(targets) == 1:
                 targets[0].copy_(sources[0])
             elif targets:
-                torch._foreach_copy_(targets, sources)
+                foreach_copy(targets, sources)
         for held, value in zip(self._lists, self._updates.values(args), strict=True):
             held[:] = value
 
@@ -129,7 +131,7 @@ class TapeRecording(base.PooledRecording):
     def write_back(self, args: Sequence[Any]) -> None:
         for buffer in self._updated:
             if not buffer.holds(args[buffer.position]):
-                with torch._C._AutoDispatchBelowADInplaceOrView():
+                with AutoDispatchBelowADInplaceOrView():
                     args[buffer.position].copy_(buffer.tensor)
 
     # ---- results ----

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.errors import CaptureError
 from torchair.fx.source import fx_text, origin_of
+from torchair.torch_private import pytree
+from torchair.torch_private.dispatch import OpOverload, TorchDispatchMode
 
 Element = tuple[Literal["index", "fixed"], int]
 Rule = tuple[Element, ...]
@@ -47,7 +47,7 @@ UPDATABLE: dict[str, Updatable] = {
 
 
 def register_updatable(
-    op: torch._ops.OpOverload, parameters: Sequence[str], capture: Callable[..., Any] | None = None
+    op: OpOverload, parameters: Sequence[str], capture: Callable[..., Any] | None = None
 ) -> None:
     """Let replays update lists of integers that `op` takes.
 
@@ -162,7 +162,7 @@ def _numbered(rule: Sequence[Element], numbers: dict[Rule, int]) -> int:
 
 def _arguments(node: fx.Node, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Arguments of a node by name, but those left out, and tensors: replays read these anyway."""
-    assert isinstance(node.target, torch._ops.OpOverload)
+    assert isinstance(node.target, OpOverload)
     for i, argument in enumerate(node.target._schema.arguments):
         value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
         is_tensor = isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)

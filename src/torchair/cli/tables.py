@@ -17,8 +17,10 @@ from torchair.engine.optimize.rules import TAKEN_APART, use_extensions
 from torchair.errors import did_you_mean
 from torchair.operators import Trait, row_of
 from torchair.operators.core import ANY, FLOATS, INTEGERS, NUMBERS
+from torchair.torch_private.dispatch import DispatchKey, all_operator_names
+from torchair.torch_private.table import report
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 HEAD = ("torch operator", "GE operators", "kernels", "native types", "checked types", "where")
 OPTION_HEAD = ("path", "allowed", "default", "mode", "effect today")
 _BESIDE = ("Cast", "Shape")  # change types and tell sizes on the way to what an operator computes
@@ -80,13 +82,13 @@ def _kernels(operators: Sequence[str]) -> tuple[str, str]:
 def _parts(pattern: str) -> tuple[str, str]:
     """Library and name of an operator, with or without its library and its overload."""
     words = pattern.removeprefix("torch.").removeprefix("ops.").split(".")
-    spaces = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
+    spaces = {name.partition("::")[0] for name in all_operator_names()}
     return (words[0], words[1]) if words[0] in spaces and len(words) > 1 else ("aten", words[0])
 
 
 def _about(pattern: str, space: str, name: str) -> str:
     """Why no converter has this in its name."""
-    known = {n.partition(".")[0] for n in torch._C._dispatch_get_all_op_names()}
+    known = {n.partition(".")[0] for n in all_operator_names()}
     if f"{space}::{name}" not in known:
         near = did_you_mean(f"{space}.{name}", (n.replace("::", ".") for n in known))
         return f"torch has no operator {space}.{name}, as far as this process knows.{near}"
@@ -189,4 +191,5 @@ def operators_page() -> str:
 def env(_options: argparse.Namespace) -> int:
     """`torchair env`."""
     print(launcher.environment())
+    print(report())
     return 0

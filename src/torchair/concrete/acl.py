@@ -35,6 +35,7 @@ from torchair.passes import FxContext, PassRunner, Whole
 from torchair.serde import dump_name, write_graph
 from torchair.store import atomic_write
 from torchair.structured import artifact
+from torchair.torch_private.dispatch import OpOverload
 from torchair.trace import Trace
 
 
@@ -181,7 +182,7 @@ def mutated_arguments(gm: fx.GraphModule) -> list[fx.Node]:
     """Placeholders that a node writes to."""
     found: dict[fx.Node, None] = {}
     for node in gm.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
             members = written(node.target, node.args, node.kwargs)
             nodes = (m for m in members if isinstance(m, fx.Node))
             found |= {m: None for m in nodes if m.op == "placeholder"}

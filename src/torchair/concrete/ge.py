@@ -29,6 +29,7 @@ from torchair.progress import Steps
 from torchair.runner import GmRunner
 from torchair.serde import dump_name, render, write_graph
 from torchair.structured import artifact, stage
+from torchair.torch_private import dynamo
 from torchair.trace import Trace
 
 
@@ -129,8 +130,6 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
 
     def report(self, seconds: float) -> None:
         """Show the graph as it runs, and leave figures where Dynamo keeps its own."""
-        from torch._dynamo.utils import counters
-
         program = partial(_program, self.graph)
         with self.session.trace.within():
             artifact(f"{self.graph.name}_ge_optimized", program)
@@ -146,9 +145,9 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
             "%s FX graph compiled to %s Ascend GE graph, graph id: %s",
             "Dynamic" if numbers else how.title(), how, self.graph.name.rpartition("_")[2],
         )  # fmt: skip
-        counters["torchair"][how] += 1
-        counters["torchair"]["engine_microseconds"] += int(seconds * 1e6)
-        counters["torchair_generic"].update(self.generic)
+        dynamo.counters["torchair"][how] += 1
+        dynamo.counters["torchair"]["engine_microseconds"] += int(seconds * 1e6)
+        dynamo.counters["torchair_generic"].update(self.generic)
 
     def dump(self, path: str) -> None:
         write_graph(self.graph, path, path.rpartition(".")[2])

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
 )
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from torchair import ge
 from torchair.convert.registry import Registration, bound, entry_of
@@ -30,6 +28,9 @@ from torchair.ge.dtypes import ConverterErrorMsg, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Node
 from torchair.ge.prototypes import Prototype, is_declared, is_users, prototype, user_kernel
 from torchair.log import logger
+from torchair.torch_private.dispatch import OpOverload
+from torchair.torch_private.fake import FakeTensorMode
+from torchair.torch_private.pytree import tree_leaves, tree_map, tree_map_only
 
 _BUILTIN = ("aten", "prim", "prims")
 _NAMES_OF_KINDS = {maker.kind: name for name, maker in attr._ATTR_TYPE_MAP.items()}
@@ -44,7 +45,7 @@ def ge_type(target: Any) -> str:
 def automatic_entry(target: Any) -> Registration | None:
     """The generated converter of an operator whose GE type a user declared, None for any other;
     ConversionError where the two do not fit."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace in _BUILTIN:
+    if not isinstance(target, OpOverload) or target.namespace in _BUILTIN:
         return None
     return generate(target) if is_declared(ge_type(target)) else None
 
@@ -66,7 +67,7 @@ def generate(target: Any) -> Registration:
 
 def validate_support(target: Any) -> None:
     """Raise for a target that no converter can be generated for, whatever GE has."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         raise _refused(target, ConverterErrorMsg.NOT_OP_OVERLOAD.format(target=target))
     if target.namespace in _BUILTIN:
         raise _refused(target, ConverterErrorMsg.BUILTIN_OP.format(target=target))
@@ -193,7 +194,7 @@ def attach_rule(target: Any, args: Any, kwargs: Any, created: Iterable[Node]) ->
     """Give nodes of operators that only users know the rule of the torch operator they came from;
     without a formula there is a warning and no rule."""
     own = [n for n in created if is_users(n.type)]
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return
     try:
         text = rule_text(target, args, kwargs)

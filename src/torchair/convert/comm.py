@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives  # defines the older operators
 
 from torchair import ge
 from torchair.convert.direct import direct
@@ -18,7 +17,9 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static, numel
 from torchair.ops.collectives import group_rank, group_text, process_group, starts
+from torchair.torch_private.distributed import define_older_operators
 
+define_older_operators()
 define = torch.ops.npu_define
 _WORDS = {"sum": "sum", "min": "min", "max": "max", "product": "prod", "prod": "prod"}
 

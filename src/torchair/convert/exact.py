@@ -13,6 +13,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.sym_node import SymTypes
 
+from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+
 # Results that hold elements of their operands, moved or chosen.
 _MOVES = """
     alias as_strided clone cat constant_pad_nd copy detach diagonal expand expand_as fill flip full
@@ -41,8 +43,8 @@ _exact = frozenset([*_MOVES.split(), *_ROUNDED_ONCE.split()])
 def keeps_bits(node: fx.Node) -> bool:
     """Whether the converter of an operator may be used under strict numerics."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return not isinstance(target, torch._ops.HigherOrderOperator)  # sizes, `getitem`
+    if not isinstance(target, OpOverload):
+        return not isinstance(target, HigherOrderOperator)  # sizes, `getitem`
     if target.namespace in ("_c10d_functional", "c10d_functional", "npu_define", "air"):
         return True  # communication: the library's own sums
     if isinstance(node.meta.get("val"), SymTypes):
@@ -62,7 +64,7 @@ def keeps_bits(node: fx.Node) -> bool:
     return name in _exact
 
 
-def _overload(target: torch._ops.OpOverload) -> str:
+def _overload(target: OpOverload) -> str:
     return target._overloadname
 
 

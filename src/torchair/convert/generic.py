@@ -17,14 +17,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._higher_order_ops.auto_functionalize import (
-    AsStridedViewInfo,
-    SliceViewInfo,
-    auto_functionalized_v2,
-    get_mutable_args,
-    read_view_information_from_args,
-)
-from torch.utils._pytree import tree_leaves
 
 from torchair import ge
 from torchair.convert.automatic import automatic_entry
@@ -36,6 +28,15 @@ from torchair.ge.build import builder
 from torchair.ge.graph import Fact, Node, TensorSpec, Value, get_default_ge_graph
 from torchair.ge.shapes import contiguous_strides, from_torch
 from torchair.log import logger
+from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+from torchair.torch_private.higher_order import (
+    AsStridedViewInfo,
+    SliceViewInfo,
+    auto_functionalized_v2,
+    get_mutable_args,
+    read_view_information_from_args,
+)
+from torchair.torch_private.pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,9 @@ def _with_gaps(meta: torch.Tensor) -> dict[str, Any] | None:
 
 
 def _name(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target.name()
-    name = target.name() if isinstance(target, torch._ops.HigherOrderOperator) else ""
+    name = target.name() if isinstance(target, HigherOrderOperator) else ""
     if getattr(torch.ops.higher_order, name or "none", None) is target:
         return f"higher_order::{name}"
     objects = get_default_ge_graph().objects
@@ -157,7 +158,7 @@ def _encode(x: Any, inputs: list[Value]) -> Any:
         return {"torch": str(x).removeprefix("torch.")}
     if isinstance(x, torch.device):
         return {"device": str(x)}
-    if isinstance(x, torch._ops.OpOverload):
+    if isinstance(x, OpOverload):
         return {"op": x.name()}
     if x is None or isinstance(x, (bool, int, float, str)):
         return x
@@ -221,7 +222,7 @@ class UpdatingCall:
         self, op: Any, kwargs: dict[str, Any], traced: Mapping[str, Any], copy: bool = True
     ) -> None:
         """`traced` are the same arguments as tracing saw them."""
-        if not isinstance(op, torch._ops.OpOverload):
+        if not isinstance(op, OpOverload):
             raise Decline(f"{op} is a higher-order operator")
         names, types = get_mutable_args(op)
         if any(f"_{name}_dtype" in kwargs for name in names):

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torchair import ge
 from torchair.convert.air import Scopes
@@ -41,6 +39,8 @@ from torchair.log import logger
 from torchair.operators.core import SIDE_EFFECTS
 from torchair.operators.opaque import is_opaque, real_object
 from torchair.ops.purity import is_foreign
+from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torchair.torch_private.fake import FakeTensorMode, detect_fake_mode, unset_fake_temporarily
 
 aten = torch.ops.aten
 NUMBERS = (bool, int, float)
@@ -441,7 +441,7 @@ class GraphConverter:
 
     def _error(self, node: fx.Node, text: str, hint: str | None = None) -> ConversionError:
         target = node.args[0] if node.target is FUNCTIONALIZED else node.target
-        schema = str(target._schema) if isinstance(target, torch._ops.OpOverload) else ""
+        schema = str(target._schema) if isinstance(target, OpOverload) else ""
         origin = origin_of(node)
         source = origin.line if origin else ""
         return ConversionError(text, op=target, schema=schema, source=source, hint=hint)
@@ -498,11 +498,11 @@ class GraphConverter:
 
 
 def _is_air(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.name in _MARKS
+    return isinstance(target, OpOverload) and target._schema.name in _MARKS
 
 
 def _is_operator(target: Any) -> bool:
-    kinds = (torch._ops.OpOverload, torch._ops.HigherOrderOperator, torch._ops.OpOverloadPacket)
+    kinds = (OpOverload, HigherOrderOperator, OpOverloadPacket)
     return isinstance(target, kinds)
 
 

@@ -13,9 +13,8 @@ from functools import cache, wraps
 from pkgutil import resolve_name
 from typing import Any
 
-import torch
-
 from torchair.extensions import load
+from torchair.torch_private.dispatch import OpOverload
 
 
 class Decline(Exception):
@@ -39,7 +38,7 @@ class Registration:
     line: int
 
 
-_Overload = torch._ops.OpOverload
+_Overload = OpOverload
 _user: dict[Any, Registration] = {}
 _lite: set[Any] = set()  # operators whose converter of the user stays
 _builtin: dict[Any, Registration] = {}

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor
 
 from torchair import ge
 from torchair.convert.air import Token
@@ -30,6 +28,9 @@ from torchair.ge.signature import (
     Result,
     ResultView,
 )
+from torchair.torch_private.aot import TracingContext
+from torchair.torch_private.dispatch import OpOverload
+from torchair.torch_private.fake import FakeTensor
 
 # ---- whose memory a tensor is in ----
 
@@ -216,7 +217,7 @@ def _is_elsewhere(node: fx.Node, source: Any) -> bool:
 
 def is_view(target: Any) -> bool:
     """Whether an operator gives a view of its argument."""
-    returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
+    returns = target._schema.returns if isinstance(target, OpOverload) else ()
     kinds = [r.alias_info for r in returns]
     return len(kinds) == 1 and kinds[0] is not None and not kinds[0].is_write
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchair.convert.interpreter import GraphConverter
 from torchair.convert.registry import Converter
 from torchair.operators import infer, interpret
+from torchair.torch_private.pytree import tree_flatten, tree_unflatten
 
 
 class SampleTensor:

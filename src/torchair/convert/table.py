@@ -24,6 +24,7 @@ from torchair.convert import operands
 from torchair.convert.registry import Registration, find, registered
 from torchair.ge.prototypes import known_types
 from torchair.store import csv_bytes
+from torchair.torch_private.dispatch import OpOverload, OpOverloadPacket
 
 _FUNCTIONAL = "writes to an argument; functionalisation leaves the pure operator in the graph"
 _SYNC = "exists on accelerators only and reads batch statistics of other processes: torch's kernel"
@@ -74,7 +75,7 @@ def target_name(target: Any) -> str:
     """How a target is called in graphs: `aten.add.Tensor`, `operator.add`."""
     if isinstance(target, str):
         return target
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
         return str(target)
     module = getattr(target, "__module__", "").lstrip("_")
     return f"{module}.{getattr(target, '__name__', target)}"
@@ -157,7 +158,7 @@ def summary_csv(gm: fx.GraphModule) -> bytes:
     for target, nodes in sorted(calls.items(), key=lambda item: -len(item[1])):
         inputs = _statistics([", ".join(_value(a) for a in n.args) for n in nodes])
         outputs = _statistics([_value(n) for n in nodes])
-        kind = target.namespace if isinstance(target, torch._ops.OpOverload) else "builtin"
+        kind = target.namespace if isinstance(target, OpOverload) else "builtin"
         row = (target_name(target), kind, status(find(target)), len(nodes))
         rows.append([*row, inputs, outputs])
     return codecs.BOM_UTF8 + csv_bytes(rows)

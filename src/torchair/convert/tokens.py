@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import fx
-from torch._higher_order_ops.effects import with_effects
 
 from torchair.convert.air import Token
+from torchair.torch_private.higher_order import with_effects
 
 WITH_EFFECTS = with_effects
 

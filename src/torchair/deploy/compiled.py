@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
-from torch.autograd import profiler
 
 from torchair.backend import config_in
 from torchair.configs.compiler_config import CompilerConfig, warn_about
@@ -24,6 +23,8 @@ from torchair.engine.run.native import DirectProgram
 from torchair.errors import GraphError, InputError
 from torchair.locks import RLock
 from torchair.log import warn_once
+from torchair.torch_private.dispatch import set_grad_enabled
+from torchair.torch_private.profiler import is_profiling
 from torchair.trace import start_debug_log
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ class Version:
         """The result for flat arguments that fit."""
         args, runner = self._arguments(flat), self._traced.runner
         grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        set_grad_enabled(False)
         try:
             results = self._traced.wrapped(*args) if runner is None else runner.run(args)
             return self._finish(results)
         finally:
-            torch._C._set_grad_enabled(grad)
+            set_grad_enabled(grad)
 
     def _arguments(self, flat: Sequence[Any]) -> list[Any]:
         return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
@@ -173,7 +174,7 @@ def _direct(
         make = makers[0]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or profiler._is_profiler_enabled:
+            if kwargs or is_profiling():
                 return slowly(*args, **kwargs)
             made = make()
             done = gate(*args, made)
@@ -183,7 +184,7 @@ def _direct(
     in_order = list(order) == list(range(len(makers)))
 
     def call_several(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or profiler._is_profiler_enabled:
+        if kwargs or is_profiling():
             return slowly(*args, **kwargs)
         made = [make() for make in makers]
         done = gate(*args, *made)

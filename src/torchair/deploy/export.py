@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from torchair.backend import compile_with_aot, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
@@ -33,6 +32,7 @@ from torchair.serde.air import write_air
 from torchair.serde.codec import tensor_memory
 from torchair.serde.proto import described_once, pbtxt_of
 from torchair.store import atomic_write, private_dir
+from torchair.torch_private import dynamo, pytree
 
 MOST_INSIDE = (2048 - 200) << 20
 """Bytes of a graph and its weights up to which the weights are in the file itself."""
@@ -69,7 +69,7 @@ def dynamo_export(
             return
     _check(config, args, kwargs)
     _configure(config, model, export_path, name)
-    torch._dynamo.reset()
+    dynamo.reset()
     get_npu_backend(compiler_config=config)  # for what it warns of
     twin, args, kwargs, copied = _copied(model, args, kwargs)
     export = _Export(config, model, file, name, rank, call_leaves(model, args, kwargs), copied)
@@ -80,12 +80,12 @@ def dynamo_export(
     except ExportSuccess as done:
         logger.info("export success: %s", done)
         return
-    except torch._dynamo.exc.BackendCompilerFailed as failed:
+    except dynamo.BackendCompilerFailed as failed:
         if isinstance(failed.inner_exception, TorchairError):
             raise failed.inner_exception from failed  # what Dynamo adds helps nobody here
         raise
     finally:
-        torch._dynamo.reset()
+        dynamo.reset()
     logger.error("dynamo_export: the model ran without a graph, %s is not written", file)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
@@ -29,6 +28,7 @@ from torchair.log import logger
 from torchair.serde import write_graph
 from torchair.serde.air import write_air
 from torchair.store import FilePath, private_dir
+from torchair.torch_private.symbols import PythonPrinter
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchair.engine.run.held import ANY, Same, TensorLike, native_gate
 from torchair.errors import InputError, TorchairError
 from torchair.runner import GmRunner
+from torchair.torch_private import pytree
 
 # ---- conditions: `s0 >= 2 and s0 % 8 == 0` ----
 

@@ -13,12 +13,12 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchair.deploy.guards import Expected
 from torchair.engine.plan.records import picker
 from torchair.engine.run.held import DictEntry, native_gate
 from torchair.errors import InputError
+from torchair.torch_private.dispatch import is_traceable_wrapper_subclass
 
 Via = tuple[tuple[str, DictEntry], ...]
 """Containers and modules on the way to a tensor, each with its name and in what holds it."""
@@ -106,7 +106,8 @@ def _within(home: Home) -> list[Home]:
     tensor = home.read()
     if not is_traceable_wrapper_subclass(tensor):
         return [home]
-    names, held = tensor.__tensor_flatten__()[0], getattr(tensor, "__dict__", {})
+    parts: Any = tensor
+    names, held = parts.__tensor_flatten__()[0], getattr(tensor, "__dict__", {})
     if not all(isinstance(held.get(n), torch.Tensor) and _is_plain(held[n]) for n in names):
         return [home]
     via = (*home.via, (home.name, DictEntry(home.place, home.key, tensor)))

@@ -40,6 +40,7 @@ from torchair.locks import Lock
 from torchair.log import EVENT_LEVEL, logger
 from torchair.runner import GmRunner
 from torchair.store import atomic_write, private_dir
+from torchair.torch_private.profiler import is_profiling
 from torchair.trace import Trace
 from torchair.versions import __version__
 
@@ -198,7 +199,7 @@ class ReadyCall:
     def run(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Results for the arguments of one call."""
         inputs = self.collect(args)
-        if torch.autograd.profiler._is_profiler_enabled or not self._serves(inputs):
+        if is_profiling() or not self._serves(inputs):
             return self.call.enter(args)
         outputs = self._pool.run(inputs)
         return tuple([outputs[i] for i in self.order])

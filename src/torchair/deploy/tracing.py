@@ -12,12 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental import symbolic_shapes as shapes
-from torch.utils import _pytree as pytree
-from torch.utils._sympy.printers import PythonPrinter
 
 from torchair.backend import boxed
 from torchair.configs.compiler_config import CompilerConfig
@@ -30,6 +25,11 @@ from torchair.fx.tracing import kept_whole
 from torchair.log import logger, spoken_by
 from torchair.ops.hcom import traced_collectives
 from torchair.pipeline import NpuFxCompiler
+from torchair.torch_private import aot, pytree
+from torchair.torch_private.aot import TracingContext, compiling, tracing
+from torchair.torch_private.fake import DataDependentOutputException, FakeTensorMode, shapes_config
+from torchair.torch_private.symbols import PythonPrinter
+from torchair.torch_private.table import check
 from torchair.trace import Trace, model_directory
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -177,9 +177,7 @@ def _compiled(
     decompositions: Mapping[Any, Any], fake_mode: FakeTensorMode, seen: dict[str, Any],
 ) -> Callable[..., Any]:  # fmt: skip
     """The graph of a flat call, in AOTAutograd's wrapper; `seen` gets the graph without it."""
-    from torch._functorch import aot_autograd
-
-    aot_module_simplified: Any = aot_autograd.aot_module_simplified
+    check()
     backend = CacheBackend(spoken_by(logger, made), len(flat.homes), seen)
 
     keep = config.experimental_config.keep_inference_input_mutations
@@ -188,9 +186,9 @@ def _compiled(
     from_zero = not fake_mode.shape_env.specialize_zero_one
     switches: Any = shapes_config
     sizes = switches.patch(backed_size_oblivious=from_zero)
-    with sizes, kept_whole(), context, torch.no_grad(), _compiling(), traced_collectives():
+    with sizes, kept_whole(), context, torch.no_grad(), compiling(), traced_collectives():
         try:
-            return aot_module_simplified(
+            return aot.aot_module_simplified(
                 flat, list(given), fw_compiler=backend, inference_compiler=backend,
                 decompositions=dict(decompositions), keep_inference_input_mutations=bool(keep),
             )  # fmt: skip
@@ -199,17 +197,6 @@ def _compiled(
                 f"the model decides by its data: {e}",
                 hint="use torch.compile, which can break the graph there, or torch.cond",
             ) from e
-
-
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """Models may ask whether they are being compiled."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
 
 
 def _is_bare(seen: Mapping[str, Any], count: int) -> bool:

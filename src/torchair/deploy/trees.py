@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from torch.utils import _pytree as pytree
+from torchair.torch_private import pytree
 
 _LEAF: Any = object()
 _PLAIN = (tuple, list, dict)

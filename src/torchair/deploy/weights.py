@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchair.engine.run.contents import note_changes
+from torchair.torch_private import pytree
 
 
 def weights_changed(model: Any) -> int:

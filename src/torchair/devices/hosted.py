@@ -26,6 +26,7 @@ from torchair.engine.session.edition import Edition
 from torchair.ge import attr
 from torchair.ge.graph import Graph
 from torchair.ge.prototypes import TORCH_CALLS
+from torchair.torch_private.tensors import is_alias_of
 
 Caller = Callable[[Sequence[Any]], Any]
 Tensors = Sequence[torch.Tensor]
@@ -228,7 +229,7 @@ def _returned(
             return arg
         if alias is arg:
             continue
-        if torch._C._is_alias_of(alias, result):  # type: ignore[attr-defined]
+        if is_alias_of(alias, result):
             if result.dtype is not arg.dtype:
                 return host.as_device(result, arg.get_device())
             start = arg.storage_offset() + result.storage_offset()

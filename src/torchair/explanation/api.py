@@ -19,6 +19,7 @@ from torchair.devices.base import GraphCall, device_of, engine_graph
 from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
 from torchair.fallbacks import Fallback, Record, note, since, total
 from torchair.runner import Compilation, GmRunner, observed
+from torchair.torch_private import dynamo
 
 _CALLS = 5  # that are timed; the quickest tells where time goes
 
@@ -270,9 +271,8 @@ class Collector:
     """Everything about the graphs that are compiled while it looks on."""
 
     def __init__(self) -> None:
-        from torch._dynamo import output_graph, utils
-
-        self._dynamo, self._breaks = utils, output_graph.graph_break_reasons
+        utils = dynamo.utils
+        self._dynamo, self._breaks = utils, dynamo.output_graph.graph_break_reasons
         self._first_break = len(self._breaks)
         self._metrics_before = utils.get_compilation_metrics()  # Dynamo keeps the last 64
         self._fallbacks_before = total()

@@ -23,6 +23,7 @@ from torchair.ge.graph import Node, Value
 from torchair.log import logger
 from torchair.operators import Trait, has_trait
 from torchair.process import LoadMeter, processor
+from torchair.torch_private import cuda
 
 # ---- what this machine can do, measured once and kept on disk ----
 
@@ -135,7 +136,7 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
         return time.perf_counter() - begun
     with torch.cuda.device(device):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(_HEAD_START)
+        cuda.sleep(_HEAD_START)
         begin.record()
         work()
         end.record()

@@ -22,6 +22,7 @@ from torchair.configs.options import NPUGRAPH_EX
 from torchair.configs.sections import rank_directory
 from torchair.log import logger
 from torchair.store import DIRECTORY_MODE, atomic_write, npy_bytes
+from torchair.torch_private.dispatch import OpOverload
 
 _SAVE = torch.ops.air.save_tensor.default
 _WITHOUT_NUMPY = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
@@ -113,7 +114,7 @@ class _Dumper(fx.Interpreter):
 
 def _target_name(node: fx.Node) -> str:
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
     return str(getattr(target, "__name__", target)).replace("/", "_")
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from torchair.torch_private.dispatch import OpOverload, has_computed_kernel
+
 aten = torch.ops.aten
-Operator = torch._ops.OpOverload
+Operator = OpOverload
 
 VIEW_OF_SCATTER: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
@@ -91,7 +93,7 @@ class OutForm:
     def runs_on(self, device: str) -> bool:
         """Whether it has a kernel for a kind of device."""
         key = {"cpu": "CPU", "cuda": "CUDA"}.get(device, "PrivateUse1")
-        return torch._C._dispatch_has_computed_kernel_for_dispatch_key(self.op.name(), key)
+        return has_computed_kernel(self.op.name(), key)
 
 
 @cache

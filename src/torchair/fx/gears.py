@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from torchair.torch_private import dynamo
+
 DimGears = Mapping[int, Sequence[int]]
 
 _MOST = 100  # gears of a dim, and combinations of all of them
@@ -23,7 +25,7 @@ def set_dim_gears(t: torch.Tensor, dim_gears: DimGears) -> None:
         _check_gears(dim, gears, t.dim())
     t.dim_gears = dict(dim_gears)  # type: ignore[attr-defined]
     for dim in dim_gears:
-        torch._dynamo.mark_dynamic(t, dim)
+        dynamo.mark_dynamic(t, dim)
 
 
 def _check_gears(dim: Any, gears: Any, rank: int) -> None:

@@ -21,6 +21,8 @@ from torchair.fx.passes.streams import IssueOrder
 from torchair.fx.source import source_line
 from torchair.log import logger, warn_once
 from torchair.ops.scope import npu_stream_switch
+from torchair.torch_private import dynamo
+from torchair.torch_private.dispatch import OpOverload
 
 air = torch.ops.air
 Label = str | None
@@ -47,7 +49,7 @@ class OutsideObjects:
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A call after all that is under way on the streams and before the awaited events, and
         before the events that it records."""
-        from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index as find
+        find = dynamo.external_object
 
         def run(*args: Any) -> Any:
             current = find(_CURRENT)
@@ -96,7 +98,7 @@ def translate_streams(gm: fx.GraphModule) -> OutsideObjects:
 
 def operator_name(target: Any) -> str:
     """Library and name of an operator, of one overload or of all; empty for functions."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target._schema.name
     return str(getattr(target, "_qualified_op_name", ""))
 
@@ -151,10 +153,8 @@ class _Translator:
     the user stay nested around and inside it."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        from torch._dynamo.graph_bytecode_inputs import get_external_object_by_index
-
         self.outside = OutsideObjects()
-        self._graph, self._find = graph, get_external_object_by_index
+        self._graph, self._find = graph, dynamo.external_object
         self._labels: dict[tuple[Any, ...], Label] = {}  # by what tells streams apart
         self._priorities: dict[str, int] = {}
         self._marks: dict[int, fx.Node] = {}  # the last record of each event
@@ -188,7 +188,7 @@ class _Translator:
     def _compute(self, node: fx.Node) -> None:
         index = _annotated(node)
         name = operator_name(node.target)
-        if name.startswith("air::") and not isinstance(node.target, torch._ops.OpOverload):
+        if name.startswith("air::") and not isinstance(node.target, OpOverload):
             node.target = node.target.default  # type: ignore[union-attr]
         if name == "air::scope_exit":
             self._leave_scope_of_user(node)

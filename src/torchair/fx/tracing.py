@@ -14,15 +14,19 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import DispatchKey
-from torch._dynamo.guards import GuardBuilder, get_verbose_code_parts
-from torch._dynamo.source import SubclassAttrListSource
-from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
-from torch._guards import Guard, TracingContext, detect_fake_mode
-from torch._prims_common import get_computation_dtype
-from torch._subclasses.fake_tensor import FakeTensor
 
 from torchair.locks import RLock, in_child
+from torchair.torch_private import functions
+from torchair.torch_private.aot import TracingContext, default_partition, min_cut_partition
+from torchair.torch_private.dispatch import DispatchKey, OpOverload
+from torchair.torch_private.dynamo import (
+    Guard,
+    GuardBuilder,
+    SubclassAttrListSource,
+    get_verbose_code_parts,
+)
+from torchair.torch_private.fake import FakeTensor, detect_fake_mode
+from torchair.torch_private.tensors import computation_dtype as get_computation_dtype
 
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
@@ -36,7 +40,7 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
             node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
         elif _draws_nothing(node):
             node.target = _Plain(node.target)
-    cut = default_partition if _is_on_npu(joint) else min_cut_rematerialization_partition
+    cut = default_partition if _is_on_npu(joint) else min_cut_partition
     parts = cut(joint, inputs, **options)
     for node in (n for part in parts for n in part.graph.nodes):
         if isinstance(node.target, _Plain):
@@ -54,7 +58,7 @@ class _Plain:
     """An operator without its tags. Where one that may draw random numbers is computed again in the
     backward, torch wraps it and hands the generator's state over, whether it draws some or not."""
 
-    def __init__(self, op: torch._ops.OpOverload) -> None:
+    def __init__(self, op: OpOverload) -> None:
         self.op = op
         self.__name__, self.__module__ = op.__name__, op.__module__  # fx asks for both
 
@@ -65,7 +69,7 @@ class _Plain:
 def _draws_nothing(node: fx.Node) -> bool:
     """Attention without dropout."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     names = [a.name for a in target._schema.arguments]
     if torch.Tag.nondeterministic_seeded not in target.tags or "dropout_p" not in names:
@@ -76,7 +80,7 @@ def _draws_nothing(node: fx.Node) -> bool:
 
 def _is_effect(target: Any) -> bool:
     """Prints, scopes, and collectives, which all processes must start equally often."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     quiet = target.namespace == "air" and not target._schema.returns
     return quiet or target.namespace == "npu_define"
@@ -92,10 +96,14 @@ _OF_ALL_TENSORS = {"dtype", "device", "shape"}
 """Attributes that the guard of the tensor itself compares; a subclass is slow to tell them."""
 
 
+_GUARDING = (Guard, GuardBuilder, SubclassAttrListSource, get_verbose_code_parts)
+"""Without any of these guards stay as Dynamo makes them."""
+
+
 def quicken_guards() -> None:
     """Change guards of the graph that Dynamo is compiling. They refuse what they did before."""
     context = TracingContext.try_get()
-    if context is None:
+    if context is None or None in _GUARDING:
         return
     guards = context.guards_context.dynamo_guards
     changed = {g: make for g in guards if (make := _quicker(g)) is not None}
@@ -165,9 +173,7 @@ _lock = RLock()
 
 def _nearest(x: torch.Tensor, output_size: Any, scale_factors: Any) -> torch.Tensor:
     """`upsample_nearest2d.vec` as the operator that takes sizes."""
-    from torch._decomp.decompositions import upsample_compute_output_size
-
-    size = upsample_compute_output_size(x.size(), output_size, scale_factors)
+    size = functions.upsample_output_size(x.size(), output_size, scale_factors)
     return torch.ops.aten.upsample_nearest2d.default(x, size, *(scale_factors or (None, None)))
 
 
@@ -269,7 +275,7 @@ def _follows(node: fx.Node, mended: set[fx.Node]) -> bool:
     if mended.isdisjoint(given) or not pure or "unbacked_bindings" in node.meta:
         return False
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    with detect_fake_mode([n.meta["val"] for n in given]):  # type: ignore[union-attr]
+    with detect_fake_mode([n.meta["val"] for n in given]):
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
     return True
 

@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
+from torchair.torch_private import symbols
+
 Dim = Union[int, "Sym"]
 Shape = tuple[Dim, ...]
 
@@ -21,9 +23,7 @@ def _binary(compute: Callable[[Any, Any], Any]) -> Callable[[Sym, Dim], Dim]:
 
 
 def _floor(a: Any, b: Any) -> Any:
-    from torch.utils._sympy.functions import FloorDiv
-
-    return FloorDiv(a, b)
+    return symbols.FloorDiv(a, b)
 
 
 class Sym:
@@ -122,9 +122,7 @@ def _extreme(kind: str, a: Dim, b: Dim) -> Dim:
         return max(a, b) if kind == "Max" else min(a, b)
     if a == b:
         return a
-    import torch.utils._sympy.functions as functions
-
-    return _wrap(getattr(functions, kind)(_expr(a), _expr(b)))
+    return _wrap(getattr(symbols.functions, kind)(_expr(a), _expr(b)))
 
 
 def broadcast(*shapes: Sequence[Dim]) -> Shape:
@@ -184,9 +182,8 @@ def compile_dims(dims: Sequence[Any], names: Sequence[str]) -> Callable[..., tup
         fixed = tuple(dims)
         return lambda *_: fixed
     import torch
-    from torch.utils._sympy.printers import PythonPrinter
 
-    printer = PythonPrinter()
+    printer = symbols.PythonPrinter()
     aliases = {s: f"v{i}" for i, s in enumerate(names)}
     texts = []
     for d in dims:

@@ -18,6 +18,7 @@ from torchair.configs import compiler_config as configs
 from torchair.configs.compiler_config import CompilerConfig, FlatConfig
 from torchair.configs.options import given
 from torchair.log import npugraph_ex_logger, spoken_by
+from torchair.torch_private.dispatch import OpOverload
 from torchair.trace import Trace, model_directory, start_debug_log
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ _AIR_OPS = {name: _define(name) for name in _NAMES}
 def as_air_ops(graph: fx.Graph) -> None:
     """Let calls of these operators call those of `air`, which the passes know."""
     for node in graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
             space, _, name = node.target._schema.name.partition("::")
             if space == "npugraph_ex" and name in _AIR_OPS:
                 node.target = _AIR_OPS[name]

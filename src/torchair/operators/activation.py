@@ -16,9 +16,10 @@ from torchair.operators.core import NUMBERS, Kernel, Lowering, Op, call, like_fi
 from torchair.operators.elementwise import EW
 from torchair.operators.formulas import Formula
 from torchair.operators.loops import Lowered, LowerOp, elementwise
+from torchair.torch_private.functions import nn
 
 aten = torch.ops.aten
-_nn: Any = torch._C._nn
+_nn: Any = nn
 
 
 def _attributes(formula: Formula, names: Sequence[str], last: bool) -> Callable[..., Formula]:

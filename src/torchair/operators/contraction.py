@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, broadcast
 from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, call, like
+from torchair.torch_private.functions import nn
 
 CONTRACTION = Trait.CONTRACTION
 IMAGES = CONTRACTION | Trait.KEEPS_FORMAT
@@ -49,7 +50,7 @@ def _product(swap1: str, swap2: str) -> Callable[[Op], Kernel]:
 
 def _linear(x1: Any, x2: Any, bias: Any = None, offset: Any = None, out: Any = None) -> Any:
     """The layout of nn.Linear has a call of its own, cheaper than a transpose and a product."""
-    return torch._C._nn.linear(x1, x2, bias, out=out)  # type: ignore[call-arg]
+    return nn.linear(x1, x2, bias, out=out)
 
 
 def _general(flip1: bool, flip2: bool) -> Kernel:

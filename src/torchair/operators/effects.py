@@ -23,6 +23,7 @@ from torchair.operators import core
 from torchair.operators.core import Kernel, Op, Rule, Trait, add_row, call, like_each, like_first
 from torchair.ops.collectives import exchange, gather_uneven, named_group, reduce_uneven
 from torchair.ops.output import message, tensor_text
+from torchair.torch_private.functions import assert_async
 
 COLLECTIVE = Trait.COMMUNICATION | Trait.SIDE_EFFECT
 _REDUCTION = {"prod": "product"}  # torch's word for it
@@ -164,7 +165,7 @@ add_row(
 
 
 def _assert(condition: torch.Tensor, _data: list[torch.Tensor], text: str | None) -> None:
-    torch._assert_async(condition, text or "assertion failed")
+    assert_async(condition, text or "assertion failed")
 
 
 add_row("Assert", lambda op: [], call(_assert, "_message"), Trait.SIDE_EFFECT)

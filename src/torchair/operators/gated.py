@@ -14,8 +14,9 @@ from torchair.operators import core
 from torchair.operators import formulas as f
 from torchair.operators.core import Lowering, Op, add_row, call, native, same_as
 from torchair.operators.loops import Lowered, LowerOp, Place, broadcast_index
+from torchair.torch_private.functions import nn
 
-_nn: Any = torch._C._nn
+_nn: Any = nn
 
 
 # ---- halves of one axis ----

@@ -12,8 +12,6 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from torchair.errors import GraphError, MissingHostValue
 from torchair.ge.dtypes import ge_to_torch, torch_to_ge
@@ -23,6 +21,9 @@ from torchair.ge.shapes import is_static
 from torchair.operators import core
 from torchair.operators.core import Kernel, Op, Order, Row, Trait, add_row, all_contiguous
 from torchair.operators.opaque import object_of
+from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+from torchair.torch_private.fake import FakeTensorMode
+from torchair.torch_private.pytree import tree_flatten, tree_map_only
 
 
 def find_target(node: Node) -> Any:
@@ -42,7 +43,7 @@ def _overload(name: str) -> Any:
     op, _, overload = rest.partition(".")
     try:
         packet = getattr(getattr(torch.ops, namespace), op)
-        higher = isinstance(packet, torch._ops.HigherOrderOperator)
+        higher = isinstance(packet, HigherOrderOperator)
         return packet if higher else getattr(packet, overload or "default")
     except AttributeError:
         raise GraphError(f"torch has no operator {name!r}; import the library it is in") from None
@@ -228,7 +229,7 @@ def is_collective(target: str) -> bool:
 
 def _gives_fresh(target: Any) -> bool:
     """Whether results are known to be in memory of their own: torch's schemas are true of that."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
     inexact = torch.Tag.maybe_aliasing_or_mutating in target.tags
     return not inexact and all(r.alias_info is None for r in target._schema.returns)

@@ -12,7 +12,6 @@ from functools import partial, reduce
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchair.codegen.loops import Expr, Index, at_value, cast, const, size
 from torchair.codegen.numbers import Int
@@ -24,6 +23,7 @@ from torchair.operators import core, loops
 from torchair.operators.core import Kernel, Lowering, Op, add_row, all_contiguous, call, native
 from torchair.operators.formulas import add, both, ge, lt, where
 from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, broadcast_index, elementwise
+from torchair.torch_private.fake import FakeTensorMode
 
 aten = torch.ops.aten
 

@@ -22,9 +22,10 @@ from torchair.operators.core import Kernel, Lowering, Op, add_row, backward, cal
 from torchair.operators.formulas import Formula
 from torchair.operators.index import inside
 from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
+from torchair.torch_private.functions import log_softmax_kernel, nn, softmax_kernel
 
 aten = torch.ops.aten
-_nn: Any = torch._C._nn
+_nn: Any = nn
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
@@ -51,7 +52,7 @@ def _softmax_rule(op: Op) -> Fact:
 
 
 def _softmax(x: torch.Tensor, axis: int, wide: bool, out: Any = None) -> torch.Tensor:
-    return torch._softmax(x.float() if wide else x, axis, False, out=out)
+    return softmax_kernel(x.float() if wide else x, axis, False, out=out)
 
 
 def _over_axis(
@@ -95,7 +96,7 @@ add_row(
     loops=_over_axis(softmax, "x"), types=FLOATS,
 )  # fmt: skip
 add_row(
-    "LogSoftmaxV2", like_first, call(torch._log_softmax, _softmax_axis, False), out=True,
+    "LogSoftmaxV2", like_first, call(log_softmax_kernel, _softmax_axis, False), out=True,
     loops=_over_axis(log_softmax, "logits"), types=FLOATS,
 )  # fmt: skip
 

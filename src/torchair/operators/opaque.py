@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._library.fake_class_registry import FakeScriptObject
-from torch._library.opaque_object import is_opaque_value
+
+from torchair.torch_private.fake import FakeScriptObject, is_opaque_value
 
 _known: dict[int, tuple[Callable[[], Any], torch.Tensor]] = {}  # by id
 

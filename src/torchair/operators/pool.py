@@ -15,9 +15,10 @@ from torchair.ge.shapes import Dim, Shape, Sym
 from torchair.operators.core import SHORT, Kernel, Op, Rule, add_row, call, like, native, same_as
 from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
 from torchair.operators.loops import Lowered, LowerOp, Place, masked, number, split
+from torchair.torch_private.functions import nn
 
 aten = torch.ops.aten
-_nn: Any = torch._C._nn  # the calls that take `out`
+_nn: Any = nn  # the calls that take `out`
 
 
 def pooled(n: Dim, size: int, stride: int, pads: int, dilation: int, ceil: bool) -> Dim:

@@ -10,29 +10,31 @@ import torch
 import torch.distributed as dist
 from torch.fx.node import has_side_effect
 
+from torchair.torch_private import distributed
+
 _lib = torch.library.Library("npu_define", "FRAGMENT")
 
 
 def process_group(tag: str, ranks: Sequence[int]) -> Any:
     """The group with these members; what it was tagged with when it was made tells groups of the
     same members apart."""
-    name = dist.distributed_c10d._resolve_group_name_by_ranks_and_tag(list(ranks), tag)
-    return dist.distributed_c10d._resolve_process_group(name)
+    name = distributed.resolve_group_by_ranks_and_tag(list(ranks), tag)
+    return distributed.resolve_process_group(name)
 
 
 def group_text(name: str) -> str:
     """How a graph calls a group: by tag and members where gloo connects them, else by its name."""
-    group = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    group = distributed.resolve_process_group(name)
     if dist.get_backend(group) != "gloo":
         return name
-    tag, ranks = dist.distributed_c10d._get_group_tag(group), dist.get_process_group_ranks(group)
+    tag, ranks = distributed.get_group_tag(group), dist.get_process_group_ranks(group)
     return f"tag={tag};rank_list={','.join(map(str, ranks))}"
 
 
 def named_group(text: str) -> Any:
     """The group that a graph calls so."""
     if not text.startswith("tag="):
-        return dist.distributed_c10d._resolve_process_group(text)  # type: ignore[arg-type]
+        return distributed.resolve_process_group(text)
     tag, _, ranks = text.removeprefix("tag=").rpartition(";rank_list=")
     return process_group(tag, [int(r) for r in ranks.split(",")])
 

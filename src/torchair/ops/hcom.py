@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchair.log import warn_once
 from torchair.ops.collectives import REDUCTIONS, starts
+from torchair.torch_private import distributed
 
 _define = torch.ops.npu_define
 
@@ -23,7 +24,7 @@ def _members(group: Any, async_op: bool = False) -> tuple[str, list[int]]:
     """Tag and members of a group, None being the one of all processes."""
     assert not async_op, "a collective in a graph cannot be asynchronous: async_op must be False"
     group = dist.group.WORLD if group is None else group
-    return c10d._get_group_tag(group), c10d.get_process_group_ranks(group)
+    return distributed.get_group_tag(group), c10d.get_process_group_ranks(group)
 
 
 def _counts(x: torch.Tensor, rows: list[int] | None, size: int) -> list[Any]:
@@ -195,8 +196,7 @@ def teach_dynamo() -> None:
     """Let Dynamo trace collectives that it would break a graph at. What it knows already stays."""
     if not dist.is_available():
         return
-    from torch.distributed import _functional_collectives as functional
-
+    functional = distributed.functional_collectives
     known: dict[Any, Any] = functional.traceable_collective_remaps
     npu = sys.modules.get("torch_npu.distributed")
     wanted = [(getattr(c10d, name, None), made) for name, made in _TRACED.items()]

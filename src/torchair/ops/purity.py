@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+
 OWN_NAMESPACES = frozenset(("aten", "prim", "prims"))
 """Libraries whose schemas tell everything that an operator does. An operator of any other library
 may have effects that its schema does not mention: write a cache, count, log, talk to a server."""
@@ -18,9 +20,9 @@ may have effects that its schema does not mention: write a cache, count, log, ta
 def is_foreign(target: Any) -> bool:
     """Whether a call may do anything: operators of other libraries, and those that call functions
     (`cond`, `auto_functionalized_v2`), which may hold such operators."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target.namespace not in OWN_NAMESPACES
-    return isinstance(target, torch._ops.HigherOrderOperator)
+    return isinstance(target, HigherOrderOperator)
 
 
 def is_pure(target: Any) -> bool:
@@ -28,7 +30,7 @@ def is_pure(target: Any) -> bool:
     of random numbers are not pure: they advance a generator."""
     if is_foreign(target):
         return False
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return True  # Python's own, such as `operator.getitem`, on sizes and lists of results
     schema = target._schema
     random = torch.Tag.nondeterministic_seeded in target.tags

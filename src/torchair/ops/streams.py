@@ -17,6 +17,8 @@ from torch.fx.node import has_side_effect
 from torchair.errors import ScopeError
 from torchair.labels import STREAM_LABEL, STREAM_PRIORITY
 from torchair.locks import Lock
+from torchair.torch_private.dispatch import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
+from torchair.torch_private.tensors import from_functional_tensor, is_functional_tensor, sync
 
 
 def accelerator() -> Any:
@@ -316,16 +318,16 @@ _lib.impl("get_stream_limit", get_limit, "CompositeExplicitAutograd")
 
 def call_plainly(operator: Any, *args: Any, **options: Any) -> Any:
     """Call with what tensors that record updates stand for now."""
-    functionalize = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-    with torch._C._ExcludeDispatchKeyGuard(functionalize):
+    functionalize = DispatchKeySet(DispatchKey.Functionalize)
+    with ExcludeDispatchKeyGuard(functionalize):
         return operator(*map(_plain, args), **{k: _plain(v) for k, v in options.items()})
 
 
 def _plain(x: Any) -> Any:
-    if not isinstance(x, torch.Tensor) or not torch._is_functional_tensor(x):
+    if not isinstance(x, torch.Tensor) or not is_functional_tensor(x):
         return x
-    torch._sync(x)
-    return torch._from_functional_tensor(x)
+    sync(x)
+    return from_functional_tensor(x)
 
 
 def _without_write(input: Any, tagged_stream: str) -> None:

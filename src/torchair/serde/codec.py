@@ -22,6 +22,7 @@ from torchair.ge.attrs import Attr
 from torchair.ge.dtypes import DataType, dtype_name, ge_to_torch, torch_to_ge
 from torchair.ge.shapes import Dim, Shape, Sym, symbol
 from torchair.serde import ge_ir
+from torchair.torch_private import symbols
 
 _QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2)  # bytes alone say too little
 MAX_BYTES = 2**31 - 1  # protobuf's own limit
@@ -336,8 +337,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 def _call(name: str, args: list[Any]) -> Any:
     import sympy
-    import torch.utils._sympy.functions as functions
 
     if name not in ("FloorDiv", "Mod", "PythonMod", "Max", "Min"):
         raise SerializationError(f"a shape calls {name}: only FloorDiv, Mod, Max and Min are read")
-    return getattr(functions, name)(*(sympy.sympify(a, strict=True) for a in args))
+    return getattr(symbols.functions, name)(*(sympy.sympify(a, strict=True) for a in args))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import SerializationError
 from torchair.ge.attrs import Attr
@@ -21,6 +20,7 @@ from torchair.ge.graph import BuilderCall, Graph, Node, Value
 from torchair.ge.prototypes import Prototype, is_declared
 from torchair.ge.shapes import Sym, on_wire
 from torchair.serde.codec import tensor_bytes
+from torchair.torch_private.fake import unset_fake_temporarily
 
 _CHECKED = 10_000  # elements; longer constants print from the tensor, without trying it out
 # What `tensor(...)` gives without a dtype: these print bare, all others say their type.

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import GraphError, SerializationError, TorchairError
 from torchair.ge.attrs import Attr
@@ -22,6 +21,7 @@ from torchair.operators import infer
 from torchair.serde import codec, ge_ir
 from torchair.serde.literals import quoted
 from torchair.store import FilePath
+from torchair.torch_private.fake import unset_fake_temporarily
 
 
 def to_model(graph: Graph, payloads: bool = True) -> Any:

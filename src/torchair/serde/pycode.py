@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.errors import SerializationError
 from torchair.ge import custom_op
@@ -28,6 +27,7 @@ from torchair.serde import literals
 from torchair.serde.literals import quoted, refusal
 from torchair.serde.proto import default_content
 from torchair.store import FilePath
+from torchair.torch_private.fake import unset_fake_temporarily
 
 __all__ = ["canonical_text", "load", "original_text"]
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_leaves, tree_map
 
 from torchair.backend import config_in, get_npu_backend
 from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
@@ -23,6 +21,9 @@ from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.fallbacks import Fallback, note, strictness
 from torchair.progress import Steps
 from torchair.runner import Compilation, GmRunner, observed
+from torchair.torch_private import dynamo
+from torchair.torch_private.fake import unset_fake_temporarily
+from torchair.torch_private.pytree import tree_leaves, tree_map
 from torchair.verification.blame import Blame, Suspects, WatchedCall, line_of, lines_of
 from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong
 from torchair.verification.judge import close, difference, no_number, same_bits
@@ -60,7 +61,7 @@ def verify(
     first = (inputs, keywords)
     calls = [first, tree_map(reordered, first), first, *((args, keywords) for args in more)]
     calls = [tree_map(_own, call) for call in calls]  # all at once: each has memory of its own
-    limits = torch._dynamo.config.patch(recompile_limit=_VERSIONS, cache_size_limit=_VERSIONS)
+    limits = dynamo.config.patch(recompile_limit=_VERSIONS, cache_size_limit=_VERSIONS)
     with _restored(plain), limits, observed(verifier), wish.steps as steps:
         for number, (args, named) in enumerate(calls):
             steps.next(f"call {number}")

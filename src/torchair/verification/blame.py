@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchair.concrete import AclConcreteGraph, GeConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import own_arguments
@@ -23,6 +22,8 @@ from torchair.passes import FxContext, Pass, PassRunner
 from torchair.pipeline import convert, engine_settings, own_copy
 from torchair.progress import Steps
 from torchair.runner import Compilation
+from torchair.torch_private.dispatch import DisableTorchFunction
+from torchair.torch_private.fake import unset_fake_temporarily
 from torchair.trace import Trace
 from torchair.verification import forms
 from torchair.verification.forms import LocalCheck, Randomness, SeenRun, Wrong
@@ -135,7 +136,7 @@ class Suspects:
         else:
             stages += [self._of_capture_passes]
         stages += [self._of_call]
-        with unset_fake_temporarily(), torch._C.DisableTorchFunction():
+        with unset_fake_temporarily(), DisableTorchFunction():
             for stage in stages:
                 self._steps.next(stage.__name__.removeprefix("_of_").replace("_", " "))
                 if (blame := stage()) is not None:

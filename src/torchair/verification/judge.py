@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map
 
 from torchair.fallbacks import Fallback, note
+from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+from torchair.torch_private.pytree import tree_leaves, tree_map
 
 TIMES_EAGER = 8  # other orders of rounding may cost up to this many errors of eager
 FLOOR = 8  # and never less than this many units in the last place of the largest value
@@ -258,8 +259,8 @@ def _shaken(numbers: torch.Generator, tree: Any, like: Any) -> Any:
 
 
 def _has_truth(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return callable(target) and not isinstance(target, torch._ops.HigherOrderOperator)
+    if not isinstance(target, OpOverload):
+        return callable(target) and not isinstance(target, HigherOrderOperator)
     if str(target) in _FUSED:  # random only where it drops numbers
         return True
     random = torch.Tag.nondeterministic_seeded in target.tags

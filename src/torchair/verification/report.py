@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from torchair import markup
 from torchair.store import atomic_write
+from torchair.torch_private.dispatch import OpOverload
 from torchair.verification.forms import Wrong
 
 
@@ -201,7 +202,7 @@ def _plain(value: Any) -> Any:
 
 def _call(node: fx.Node) -> str:
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         space, _, name = target._schema.name.partition("::")
         called = f"torch.ops.{space}.{name}.{target._overloadname}"
     elif getattr(target, "__module__", "") in ("_operator", "operator"):

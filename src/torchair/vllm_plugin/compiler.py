@@ -9,10 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.aot_compile_types import SerializableCallable
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch._guards import TracingContext
 from vllm.compilation.compiler_interface import CompilerInterface
 
 from torchair.backend import compile_with_aot
@@ -23,6 +19,8 @@ from torchair.errors import SerializationError
 from torchair.log import logger
 from torchair.runner import GmRunner
 from torchair.store import atomic_write, private_dir
+from torchair.torch_private.aot import OutputType, TracingContext, functorch_config
+from torchair.torch_private.dynamo import SerializableCallable
 from torchair.vllm_plugin.attention import call_compiled_functions
 
 

@@ -128,7 +128,7 @@ class TorchairInt8Kernel(Int8ScaledMMLinearKernel):
         if zero is not None:
             moved = moved + zero
         integers = moved.clamp(_LOW, _HIGH).to(torch.int8)
-        y = torch._int_mm(integers, weight.t())
+        y = torch.ops.aten._int_mm(integers, weight.t())
         if zero is not None:
             y = y - zero.to(torch.int32) * sums
         y = y.float() * at * scale

@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import torch
-
 from torchair.ascend.emulate.device import install_hooks, register
 from torchair.ascend.emulate.facade import install_finder
 from torchair.ascend.emulate.hccl import install_backend
 from torchair.ascend.emulate.state import STATE
 from torchair.ascend.ops import real_package
 from torchair.flags import Flags
+from torchair.torch_private import accelerator
 
 __all__ = ["DEVICES", "install", "installed", "why_not"]
 
@@ -35,7 +34,7 @@ def why_not() -> str | None:
     real = real_package()
     if real is not None:
         return f"{real} is installed and used as it is"
-    name = torch._C._get_privateuse1_backend_name()
+    name = accelerator.privateuse1_name()
     if name != "privateuseone":
         return f"this process has the device {name!r} already, and torch has room for one"
     return None

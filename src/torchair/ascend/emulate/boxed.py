@@ -20,11 +20,13 @@ from torchair.ascend.emulate.state import (
     as_npu,
     kept_on_cpu,
 )
+from torchair.torch_private.dispatch import DispatchKey, DispatchKeySet, takes_numbers_as_tensors
+from torchair.torch_private.tensors import is_alias_of
 
-HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+HOST_KEYS = DispatchKeySet(DispatchKey.CPU)
 _CPU = torch.device("cpu")
 _Tensor = torch.Tensor
-_is_alias = torch._C._is_alias_of  # type: ignore[attr-defined]
+_is_alias = is_alias_of
 _as_strided = torch.ops.aten.as_strided.default
 _set = torch.ops.aten.set_.source_Storage_storage_offset
 
@@ -138,7 +140,7 @@ class Boxed:
         self._names = [a.name for a in schema.arguments]
         self._draws = self._kinds.index("generator") if "generator" in self._kinds else None
         base = schema.name.partition("::")[2]
-        self._takes_numbers = torch._C._should_allow_numbers_as_tensors(base)
+        self._takes_numbers = takes_numbers_as_tensors(base)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         operands, number = Operands(self._name, self._strict), False

@@ -13,6 +13,8 @@ from torch.library import Library, fallthrough_kernel
 from torchair.ascend.emulate.kernels import overload
 from torchair.ascend.emulate.state import DEVICE_TYPE
 from torchair.fx.forms import tensors_in
+from torchair.torch_private.dispatch import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
+from torchair.torch_private.functions import flash_sdp_enabled, fused_sdp_choice
 
 # ---- attention: the CPU's fused kernel where the CPU would, which torch does not know of here ----
 
@@ -20,7 +22,7 @@ from torchair.fx.forms import tensors_in
 _aten = torch.ops.aten
 _attention = _aten.scaled_dot_product_attention.default
 _fused = _aten._scaled_dot_product_flash_attention_for_cpu.default
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _KEYS = ("AutogradPrivateUse1", "PrivateUse1")
 _FLASH = 1  # torch's number for the fused kernel
@@ -61,7 +63,7 @@ def suits(
     """What torch chooses for the same tensors on the CPU, from dims, strides and types alone: those
     that a tracer holds have no memory to ask about."""
     tensors = (query, key, value)
-    if dropout_p > 0 or not torch._C._get_flash_sdp_enabled():
+    if dropout_p > 0 or not flash_sdp_enabled():
         return False
     if any(t.dim() != 4 for t in tensors) or query.dtype not in _DTYPES:
         return False
@@ -94,7 +96,7 @@ def _mask_suits(query: Tensor, key: Tensor, mask: Tensor) -> bool:
 def takes_groups() -> bool:
     """Whether the CPU's fused kernel takes fewer heads of keys than of queries."""
     q, k = torch.zeros(1, 2, 1, 8), torch.zeros(1, 1, 1, 8)
-    return bool(torch._fused_sdp_choice(q, k, k, enable_gqa=True) == _FLASH)
+    return bool(fused_sdp_choice(q, k, k, enable_gqa=True) == _FLASH)
 
 
 # ---- mixed precision, by torch's own lists; casts of parameters are not kept between calls ----
@@ -154,12 +156,12 @@ def register_autocast() -> list[Library]:
 
 
 def _casting(operator: Any, choose: _Choice) -> Callable[..., Any]:
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEY))
+    excluded = DispatchKeySet(getattr(DispatchKey, KEY))
     given_dtype = any(a.name == "dtype" for a in operator._schema.arguments)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         tensors = [t for t in tensors_in([args, list(kwargs.values())]) if _castable(t)]
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
+        with ExcludeDispatchKeyGuard(excluded):
             if not tensors or (given_dtype and _asks_for_type(args, kwargs)):
                 return operator(*args, **kwargs)
             dtype = choose(tensors)

@@ -15,15 +15,18 @@ from torchair.ascend.emulate.facade import npu_module, set_device
 from torchair.ascend.emulate.kernels import register_kernels
 from torchair.ascend.emulate.state import DEVICE_TYPE, MOST_DEVICES, STATE, Generator, as_npu
 from torchair.import_hooks import when_imported
+from torchair.torch_private import accelerator, dynamo
+from torchair.torch_private.dispatch import set_multithreading_enabled
+from torchair.torch_private.tensors import StorageBase
 
-_acc: Any = torch._C._acc
+_acc: Any = accelerator.acc
 
 
 class _Guard(_acc.DeviceGuard):
     """Which device type torch's guards are about."""
 
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
+        return accelerator.DeviceType.PrivateUse1
 
 
 class _Hooks(_acc.PrivateUse1Hooks):
@@ -54,13 +57,13 @@ def register(count: int) -> None:
     _acc.register_python_privateuseone_device_guard(guard)
     state.make_generators()
     module = npu_module()
-    torch._register_device_module(DEVICE_TYPE, module)
+    accelerator.register_device_module(DEVICE_TYPE, module)
     sys.modules[module.__name__] = module
     libraries = (*register_kernels(), *register_attention(), *register_autocast())
     _kept.extend([hooks, guard, *libraries])
     install_methods()
     # Backward passes of small models wait for a thread of the device's own otherwise.
-    torch._C._set_multithreading_enabled(False)
+    set_multithreading_enabled(False)
 
 
 def install_methods() -> None:
@@ -88,7 +91,7 @@ def _install_storages() -> None:
         return _empty_storage(args[0] if args else 0, device)
 
     torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]
-    kinds: Any = (torch.storage._StorageBase, torch.storage.TypedStorage)
+    kinds: Any = (StorageBase, torch.storage.TypedStorage)
     for kind, move in zip(kinds, (_storage_to_npu, _typed_storage_to_npu), strict=True):
         kind.npu, kind.is_npu = move, property(lambda self: self.device.type == DEVICE_TYPE)
 
@@ -135,16 +138,16 @@ def _install_pinned_memory() -> None:
 
 
 def _install_accelerator() -> None:
-    accelerator: Any = torch.accelerator
-    if accelerator.current_accelerator() != torch.device(DEVICE_TYPE):
+    module: Any = torch.accelerator
+    if module.current_accelerator() != torch.device(DEVICE_TYPE):
         return  # a GPU is this process's accelerator, and stays it
-    accelerator.set_device_index = set_device
-    accelerator.current_device_index = lambda: STATE.here.device
-    accelerator.synchronize = lambda device=None: None
-    accelerator.set_stream = streams.set_stream
+    module.set_device_index = set_device
+    module.current_device_index = lambda: STATE.here.device
+    module.synchronize = lambda device=None: None
+    module.set_stream = streams.set_stream
     for name, function in state.STATISTICS.items():
-        if hasattr(accelerator, name):
-            setattr(accelerator, name, function)
+        if hasattr(module, name):
+            setattr(module, name, function)
 
 
 # ---- Dynamo is told when it is imported: that takes a second, which not all scripts pay for ----
@@ -162,12 +165,12 @@ def install_hooks() -> None:
     """Tell Dynamo now if it is there, else when it comes."""
     when_imported(
         {
-            "torch._dynamo.device_interface": _add_interface,
-            "torch._dynamo.trace_rules": _add_rules,
-            "torch._dynamo.decorators": _add_constructors,
-            "torch._dynamo.variables.user_defined": _add_classes,
-            "torch._dynamo.output_graph": _allow_records,
-            "torch._dynamo.variables.streams": _allow_no_stream,
+            dynamo.DEVICE_INTERFACE: _add_interface,
+            dynamo.TRACE_RULES: _add_rules,
+            dynamo.DECORATORS: _add_constructors,
+            dynamo.USER_DEFINED: _add_classes,
+            dynamo.OUTPUT_GRAPH: _allow_records,
+            dynamo.STREAMS: _allow_no_stream,
         }
     )
 
@@ -197,8 +200,7 @@ def _add_constructors(decorators: Any) -> None:
     """Streams and events that a graph makes at each call are those of the device. torch's own
     constructor knows neither their types nor all of their arguments. They are called beside the
     graph, where Dynamo would trace them."""
-    from torch._dynamo import utils
-
+    utils = dynamo.loaded_utils()
     utils.build_stream = decorators.disable(lambda args, kwargs: streams.Stream(*args, **kwargs))
     utils.build_event = decorators.disable(lambda args, kwargs: streams.Event(*args, **kwargs))
 
@@ -211,14 +213,12 @@ def _allow_records(output_graph: Any) -> None:
 
 def _allow_no_stream(variables: Any) -> None:
     """`with torch.npu.stream(None)` changes nothing; Dynamo crashes on it."""
-    from torch._dynamo.variables.ctx_manager import NullContextVariable
-
     context = variables.StreamContextVariable
     create = context.create
 
     def create_or_not(tx: Any, stream: Any, **kwargs: Any) -> Any:
         if stream.is_python_constant() and stream.as_python_constant() is None:
-            return NullContextVariable()
+            return dynamo.NullContextVariable()
         return create(tx, stream, **kwargs)
 
     context.create = staticmethod(create_or_not)

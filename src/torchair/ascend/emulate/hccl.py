@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from torchair.ascend.emulate.state import DEVICE_TYPE
 from torchair.ops.hcom import npu_all_gather_into_tensor_uneven, npu_reduce_scatter_tensor_uneven
+from torchair.torch_private import distributed
 
 __all__ = ["all_gather_into_tensor_uneven", "is_hccl_available", "reduce_scatter_tensor_uneven"]
 
@@ -34,7 +35,7 @@ def install_backend() -> None:
 def _comm_name(backend: Any, rank: int, init_comm: bool = True) -> str:
     """What fused operators call the group of a backend: its name in torch."""
     device = torch.device(DEVICE_TYPE)
-    groups = [g for g in dist.distributed_c10d._world.pg_map if device in g._device_types]
+    groups = [g for g in distributed.world.pg_map if device in g._device_types]
     return str(next(g.group_name for g in groups if g._get_backend(device) is backend))
 
 

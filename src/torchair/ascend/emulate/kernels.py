@@ -17,6 +17,7 @@ from torch.library import Library
 
 from torchair.ascend.emulate.boxed import HOST_KEYS, Boxed, boxed
 from torchair.ascend.emulate.state import GENERATORS, STATE, as_cpu, as_npu, kept_on_cpu
+from torchair.torch_private.dispatch import all_operator_names, has_kernel
 
 Kernel = Callable[..., Any]
 aten = torch.ops.aten
@@ -221,7 +222,7 @@ CELLS: dict[str, Callable[..., Any]] = {
 
 
 KEY = "PrivateUse1"
-_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+_has_kernel = has_kernel
 
 # Torch would look for a kernel of the device's own behind these.
 _COMPOSITE_TOO = ("convolution", "_convolution", "convolution_backward")
@@ -271,5 +272,5 @@ def _with_cpu_kernel() -> list[str]:
 
 
 def _named(prefix: str) -> list[str]:
-    names = torch._C._dispatch_get_all_op_names()
+    names = all_operator_names()
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

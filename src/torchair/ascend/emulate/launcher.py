@@ -28,6 +28,7 @@ from torchair.ascend.emulate.state import STATE
 from torchair.ascend.ops import real_package
 from torchair.errors import CommandError
 from torchair.process import processor
+from torchair.torch_private.dynamo import loaded_utils
 from torchair.versions import __version__
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ _VARIABLES = ("TORCHAIR_", "TNG_", "TORCH_COMPILE", "TORCHDYNAMO_", "ASCEND_", "
 def explain(collector: Collector) -> str:
     """Graphs, breaks, fallbacks and compile time of this process so far, then all graphs that were
     seen, step by step."""
-    utils = sys.modules.get("torch._dynamo.utils")
+    utils = loaded_utils()
     if utils is None or not (utils.counters or collector.graphs):
         return "torchair: nothing was compiled"
     lines = ["torchair: what was compiled", *_graphs(utils.counters), *_times(utils)]

@@ -19,7 +19,6 @@ from threading import Thread
 from typing import Any, get_args
 
 import torch
-from torch._C._profiler import _ExperimentalConfig as KinetoConfig
 from torch.profiler import ProfilerAction
 
 from torchair.ascend.emulate.profiles.events import StackMetric, read, stacks
@@ -29,6 +28,7 @@ from torchair.ascend.emulate.profiles.recording import Marks, Rows
 from torchair.ascend.emulate.state import STATE
 from torchair.process import world
 from torchair.store import atomic_write
+from torchair.torch_private.profiler import ExperimentalConfig as KinetoConfig
 
 __all__ = [
     "AiCMetrics", "ExportType", "ProfilerAction", "ProfilerActivity", "ProfilerLevel",
@@ -273,7 +273,8 @@ class profile(torch.profiler.profile):
         version = sys.modules["torch_npu"].__version__ if "torch_npu" in sys.modules else ""
         info = {"config": chosen, "rank_id": rank, "world_size": size}
         info["torch_npu_version"] = version
-        metadata = {key: json.loads(text) for key, text in self._trace_metadata.items()}
+        told = getattr(self, "_trace_metadata", {})  # torch before 2.13 does not keep it
+        metadata = {key: json.loads(text) for key, text in told.items()}
         return save(parent, worker, self._recorded(), info, metadata)
 
 

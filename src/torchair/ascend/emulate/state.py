@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair.locks import RLock
+from torchair.torch_private.functions import neg_view
+from torchair.torch_private.tensors import GeneratorBase, from_dlpack, to_dlpack
 
 if TYPE_CHECKING:
     from torchair.ascend.emulate.profiles.memory import MemoryMoments
@@ -82,7 +84,7 @@ def by_name(*things: Any) -> dict[str, Any]:
 # ---- random numbers: the host's kernels and generators, so a seed gives the same numbers ----
 
 
-_Base: Any = torch._C.Generator
+_Base: Any = GeneratorBase
 _Meta: Any = type(_Base)
 _FIRST_SEED = 67280421310721  # torch's own, before anyone has chosen one
 
@@ -192,7 +194,7 @@ _DEVICE = 12  # kDLExtDev, which torch reads as PrivateUse1
 _NAME = b"dltensor"
 _FIELD = ctypes.sizeof(ctypes.c_void_p)  # a DLTensor begins with its data pointer
 
-_export, _import = torch._C._to_dlpack, torch._C._from_dlpack
+_export, _import = to_dlpack, from_dlpack
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -221,7 +223,7 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj():
         return as_cpu(tensor.conj()).conj()
     if tensor.is_neg():
-        return torch._neg_view(as_cpu(torch._neg_view(tensor)))
+        return neg_view(as_cpu(neg_view(tensor)))
     capsule = _export(tensor)
     _word(_pointer(capsule, _NAME) + _FIELD).value = _HOST
     return _import(capsule)

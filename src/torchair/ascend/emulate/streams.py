@@ -16,9 +16,12 @@ import torch
 from torchair.ascend.emulate.state import DEVICE_TYPE, STATE, by_name
 from torchair.fx.forms import tensors_in, written
 from torchair.store import atomic_write
+from torchair.torch_private import accelerator
+from torchair.torch_private.dispatch import OpOverload
+from torchair.torch_private.tensors import is_alias_of
 from torchair.trace import label
 
-_PRIVATE_USE: Any = torch._C._autograd.DeviceType.PrivateUse1
+_PRIVATE_USE: Any = accelerator.DeviceType.PrivateUse1
 _DEVICE_NUMBER = int(_PRIVATE_USE)
 
 
@@ -241,7 +244,7 @@ class DeviceTape:
         """Run what was noted."""
         rows = STATE.rows
         for entry in self.entries:
-            if rows is not None and isinstance(entry.call, torch._ops.OpOverload):
+            if rows is not None and isinstance(entry.call, OpOverload):
                 result = rows.timed(entry.call._schema.name, entry.call, entry.args, entry.kwargs)
             else:  # a compiled graph shows its steps itself
                 result = entry.call(*entry.args, **entry.kwargs)
@@ -254,7 +257,7 @@ class DeviceTape:
 def _fresh(result: Any, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Results in memory of their own."""
     given = list(tensors_in([args, list(kwargs.values())]))
-    shares = torch._C._is_alias_of  # type: ignore[attr-defined]
+    shares = is_alias_of
     return [t for t in tensors_in(result) if not any(t is g or shares(t, g) for g in given)]
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils import _device
 
 from torchair.ascend.emulate.state import DEVICE_TYPE, Generator
+from torchair.torch_private import accelerator
 
 _CUDA = "cuda"
 # Functions that take a device beside torch's own list of constructors.
@@ -28,7 +28,7 @@ _FUNCTIONS: dict[Any, tuple[str, ...]] = {
     torch.nn.Module: ("to", "to_empty"),
     torch.amp.autocast_mode.autocast: ("__init__",),
     torch.amp.GradScaler: ("__init__",),
-    _device.DeviceContext: ("__init__",),
+    accelerator.DeviceContext: ("__init__",),
     Generator: ("__new__",),
 }  # fmt: skip
 # Names of torch.cuda that are not those of torch.npu.
@@ -42,7 +42,7 @@ def redirect() -> None:
         return
     _redirect_module()
     _redirect_methods()
-    for constructor in _device._device_constructors():
+    for constructor in accelerator.device_constructors():
         _redirect_function(torch, constructor.__name__)
     for owner, names in _FUNCTIONS.items():
         for name in names:

@@ -23,6 +23,7 @@ from torchair.fx.source import source_line
 from torchair.log import speaking
 from torchair.operators.generic import is_collective
 from torchair.process import world
+from torchair.torch_private.dispatch import OpOverload
 from torchair.trace import Trace, numbered_directory
 
 air = torch.ops.air
@@ -104,7 +105,7 @@ class _StreamLimits:
 def _computes(node: fx.Node) -> bool:
     """Whether a node starts a kernel: views, scopes and waits for collectives start none."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, OpOverload):
         return False
     waits = target._schema.name.endswith("::wait_tensor")
     return not (target.is_view or waits or target.namespace == "air")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
-from torch._export.utils import _collect_all_valid_cia_ops, _get_decomp_for_cia
 from torch.export import ExportedProgram
 
 from torchair import concrete
@@ -19,6 +18,8 @@ from torchair.ge.graph import Graph, Node
 from torchair.operators import infer
 from torchair.pipeline import NpuFxCompiler, convert, next_graph_id, optimize_fx, own_copy
 from torchair.serde import to_message
+from torchair.torch_private.export import composite_decomposition as _get_decomp_for_cia
+from torchair.torch_private.export import composite_operators as _collect_all_valid_cia_ops
 from torchair.trace import Trace
 
 _MISSING = object()

@@ -15,6 +15,7 @@ from torchair.configs.compiler_config import CompilerConfig, FlatConfig, apply_o
 from torchair.configs.sections import gear_keys
 from torchair.fx.gears import DimGears, merge
 from torchair.fx.passes.allocation import WORKSPACE_OPS, WorkspaceOp
+from torchair.torch_private.tensors import storage_at
 
 # ---- gears of inputs that are only described
 
@@ -174,7 +175,7 @@ def _bare(value: Any) -> Any:
 
 def _over_memory(t: torch.Tensor) -> torch.Tensor:
     memory = t.untyped_storage()
-    storage = torch._C._construct_storage_from_data_pointer(
+    storage = storage_at(
         memory.data_ptr(), t.device, memory.nbytes()
     )
     made = torch.empty(0, dtype=t.dtype, device=t.device)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from torchair.torch_private.dispatch import parse_schema
+
 GE_TYPES = 256
 """A type number from here on is GE's number plus this."""
 
@@ -111,7 +113,7 @@ class Call:
 
     @cached_property
     def _schema(self) -> Any:
-        return torch._C.parse_schema(f"npu::{self._text}")
+        return parse_schema(f"npu::{self._text}")
 
     def run(self, function: Any, given: Mapping[str, Any]) -> Any:
         """Call a kernel; arguments that are not given have their default."""

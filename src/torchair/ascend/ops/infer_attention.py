@@ -13,10 +13,11 @@ from torchair.ascend.ops import attend
 from torchair.ascend.ops.attend import Piece
 from torchair.ascend.ops.library import refuse, refuse_given, rounded, unpack_int4, wide, wrong
 from torchair.ops.attention import FUSED, fused_arguments
+from torchair.torch_private.dispatch import parse_schema
 
 Tensor = torch.Tensor
 
-_SCHEMA = torch._C.parse_schema(f"{FUSED}({fused_arguments('int[]')}) -> ()")
+_SCHEMA = parse_schema(f"{FUSED}({fused_arguments('int[]')}) -> ()")
 _DEFAULTS = {a.name: a.default_value for a in _SCHEMA.arguments} | {"learnable_sink": None}
 _REFUSED = (
     "padding_mask", "deq_scale1", "dequant_scale1", "quant_scale1", "deq_scale2", "dequant_scale2",

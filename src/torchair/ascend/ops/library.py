@@ -17,6 +17,12 @@ from torchair.ops.quantised import rounded as rounded
 from torchair.ops.quantised import unpack_int4 as unpack_int4
 from torchair.ops.quantised import wide as wide
 from torchair.ops.streams import call_plainly
+from torchair.torch_private.dispatch import schemas_of
+from torchair.torch_private.tensors import (
+    functionalize_commit_update,
+    functionalize_replace,
+    functionalize_sync,
+)
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 ATB = "atb"
@@ -105,7 +111,7 @@ def _library(space: str) -> torch.library.Library:
 def exists(name: str, space: str = "npu") -> bool:
     """Whether torch knows an operator of the library, whoever defined it."""
     base, _, overload = name.partition(".")
-    known = torch._C._jit_get_schemas_for_operator(f"{space}::{base}")
+    known = schemas_of(f"{space}::{base}")
     return any(schema.overload_name == overload for schema in known)
 
 
@@ -138,9 +144,9 @@ def _made_functional(pure: str) -> Callable[..., torch.Tensor]:
 
     def run(first: Any, *rest: Any, **options: Any) -> torch.Tensor:
         new = call_plainly(getattr(torch.ops.npu, pure), first, *rest, **options)
-        torch._functionalize_replace(first, new)
-        torch._functionalize_commit_update(first)
-        torch._functionalize_sync(first)
+        functionalize_replace(first, new)
+        functionalize_commit_update(first)
+        functionalize_sync(first)
         return first
 
     return run

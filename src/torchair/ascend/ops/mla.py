@@ -14,6 +14,7 @@ from torchair.ascend.ops.forms import Form
 from torchair.ascend.ops.library import NpuOperators, like, refuse, refuse_given, wide, wrong
 from torchair.ascend.ops.norms import by_rows
 from torchair.ascend.ops.rope_caches import stored
+from torchair.torch_private.dispatch import parse_schema
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
@@ -137,7 +138,7 @@ _OPTIONS = (
 )
 _DEFAULTS = {
     a.name: a.default_value
-    for a in torch._C.parse_schema(f"{_NAME}_v3(*, {_OPTIONS}) -> ()").arguments
+    for a in parse_schema(f"{_NAME}_v3(*, {_OPTIONS}) -> ()").arguments
 }
 
 

@@ -10,6 +10,7 @@ import torch
 
 from torchair.ascend.ops.forms import Form
 from torchair.ascend.ops.library import NpuOperators, like, wide, wrong
+from torchair.torch_private.dispatch import parse_schema
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
@@ -180,7 +181,7 @@ _CONV_OPTIONS = (
     "Tensor? block_idx_first_scheduled_token=None, Tensor? block_idx_last_scheduled_token=None, "
     'Tensor? initial_state_idx=None, int? block_size=128, str? conv_mode="default"'
 )
-_CONV_SCHEMA = torch._C.parse_schema(f"{_CONV}({_CONV_OPTIONS}) -> ()")
+_CONV_SCHEMA = parse_schema(f"{_CONV}({_CONV_OPTIONS}) -> ()")
 _CONV_DEFAULTS = {a.name: a.default_value for a in _CONV_SCHEMA.arguments}
 
 

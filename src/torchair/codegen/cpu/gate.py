@@ -19,6 +19,7 @@ from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.layouts import CLASS, PAYLOAD, known, signed, type_code
 from torchair.codegen.cpu.templates import filled, table_words, written_out
 from torchair.codegen.target import Kernel
+from torchair.torch_private.dispatch import dispatch_keys
 
 # ---- the text, and the words that it reads: a head, then entries, records and dims ----
 
@@ -418,7 +419,7 @@ def _record(record: Record, mask: int) -> dict[str, int]:
         asked = {"kind": kind, "object": held, "class": id(type(record.value))}
         return {"position": record.position, **asked}
     t = record.sample
-    keys = signed(torch._C._dispatch_keys(t).raw_repr() & mask & (2**64 - 1))
+    keys = signed(dispatch_keys(t).raw_repr() & mask & (2**64 - 1))
     index = t.device.index if t.device.index is not None else -1
     asked = {"keys": keys, "type": type_code(t.dtype), "index": index, "rank": t.dim()}
     asked |= {"kind": ArgumentTest.LIKE, "target": record.target}

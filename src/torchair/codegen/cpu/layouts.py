@@ -9,7 +9,6 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ from torchair.fallbacks import Fallback, note
 from torchair.flags import layout_probes
 from torchair.log import warn_once
 from torchair.process import has_interpreter_lock
+from torchair.torch_private.c_symbols import SYMBOLS, dtype_code
+from torchair.torch_private.dispatch import dispatch_keys
 
 TESTED: frozenset[tuple[str, str]] = frozenset({("2.13", "3.11")})
 """Versions of torch and Python whose self-test and test suite passed. Add a row after
@@ -29,20 +30,6 @@ CLASS = 8
 PAYLOAD = 16
 """Where a float has its number, and an array of ctypes the address of its memory."""
 
-TORCH_CPU = {
-    "address.of": "aoti_torch_get_data_ptr",
-    "type.of": "aoti_torch_get_dtype",
-    "index.of": "aoti_torch_get_device_index",
-    "rank.of": "aoti_torch_get_dim",
-    "sizes.of": "aoti_torch_get_sizes",
-    "strides.of": "aoti_torch_get_strides",
-    "count.threads": "_ZN2at15get_num_threadsEv",
-    "version.of": "_ZNK2at10TensorBase8_versionEv",
-}
-TORCH_CORE = {
-    "needs.grad": "_ZNK3c1010TensorImpl13requires_gradEv",
-    "grad.mode": "_ZN3c108GradMode10is_enabledEv",
-}
 PYTHON = {
     "keep": "Py_IncRef",
     "release": "Py_DecRef",
@@ -92,19 +79,13 @@ _told: set[str] = set()
 
 
 @cache
-def _library(name: str) -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-
-
-@cache
 def _found() -> dict[str, int] | None:
     inside, keys = inside_of_tensors(), place_of_keys()
     if inside is None or keys is None:
         return None
     found: dict[str, int] = {"inside": inside, **keys}
     try:
-        for library, names in (("libtorch_cpu.so", TORCH_CPU), ("libc10.so", TORCH_CORE)):
-            found |= {n: address(_library(library)[symbol]) for n, symbol in names.items()}
+        found |= {n: address(symbol.found()) for n, symbol in SYMBOLS.items()}
         found |= {n: address(ctypes.pythonapi[symbol]) for n, symbol in PYTHON.items()}
     except (OSError, AttributeError):
         return None
@@ -148,7 +129,7 @@ def place_of_keys() -> dict[str, int] | None:
 
 
 def _keys_of(tensor: torch.Tensor) -> int:
-    return torch._C._dispatch_keys(tensor).raw_repr()
+    return dispatch_keys(tensor).raw_repr()
 
 
 def signed(word: int) -> int:
@@ -237,12 +218,10 @@ def _grad_mode_is_seen(found: dict[str, int]) -> bool:
 @cache
 def type_code(dtype: torch.dtype) -> int:
     """Torch's own number of a type."""
-    name = f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}"
-    function = getattr(_library("libtorch_cpu.so"), name, None)
-    if function is not None:
-        return int(function())
+    code = dtype_code(str(dtype).removeprefix("torch."))
+    if code is not None:
+        return code
     found, probe = ctypes.c_int32(), torch.empty(0, dtype=dtype)
-    shim = _library("libtorch_cpu.so").aoti_torch_get_dtype
     handle = ctypes.c_void_p(id(probe) + (inside_of_tensors() or 0))
-    shim(handle, ctypes.byref(found))
+    SYMBOLS["type.of"].found()(handle, ctypes.byref(found))
     return found.value

@@ -14,6 +14,7 @@ from torchair.codegen.cuda.jobs import Bundle, Join, bundles
 from torchair.codegen.program import SIZES_AT, BadIndex, Memory, NativePart, Outline, Plan, Step
 from torchair.codegen.requests import FAR
 from torchair.codegen.target import BrokenKernels, Generated
+from torchair.torch_private import cuda
 
 
 class Shared:
@@ -92,7 +93,7 @@ class Launches(NativePart):
 
     def call(self) -> Callable[[list[int]], None]:
         patches, calls, index = self._patches, self._calls, self._library.index
-        stream_of = torch._C._cuda_getCurrentRawStream
+        stream_of = cuda.current_raw_stream
         check = self.check if len(self.faults) else None
 
         def run(addresses: list[int]) -> None:

@@ -21,6 +21,7 @@ from torchair.ge.graph import Fact, Graph, Value
 from torchair.ge.shapes import Shape, Sym, compile_dims, is_static, on_wire
 from torchair.operators import steering_nodes
 from torchair.operators.opaque import handle_of
+from torchair.torch_private.functions import neg_view
 
 
 class GraphInputs:
@@ -397,7 +398,7 @@ def _lazily(pending: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
     def bend(t: torch.Tensor) -> torch.Tensor:
         t = t.conj() if "conj" in pending else t
-        return torch._neg_view(t) if "neg" in pending else t
+        return neg_view(t) if "neg" in pending else t
 
     return bend
 

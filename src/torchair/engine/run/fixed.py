@@ -26,6 +26,7 @@ from torchair.flags import poisoning
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node
 from torchair.operators.generic import find_target
+from torchair.torch_private.dispatch import OpOverload, set_grad_enabled
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ class FixedProgram:
 
         def run() -> None:
             grad = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
+            set_grad_enabled(False)
             try:
                 self._settle(program.run(self.inputs))
             finally:
-                torch._C._set_grad_enabled(grad)
+                set_grad_enabled(grad)
 
         self.run = run
 
@@ -231,7 +232,7 @@ def _reason(node: Node) -> tuple[str, str]:
     if node.type != "TorchCall":
         return node.type, _DATA
     target = find_target(node)
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         if any(tag in target.tags for tag in _SIZES):
             return str(target), _DATA
         return str(target), _NO_META

@@ -25,6 +25,7 @@ from torchair.engine.run.executor import Program, Run, prepared, told
 from torchair.engine.run.memory import Place
 from torchair.engine.run.native import StepFailure
 from torchair.flags import debug_level
+from torchair.torch_private.dispatch import set_grad_enabled
 
 
 class Onlooker(Protocol):
@@ -340,7 +341,7 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         """Work until there are enough threads without this one."""
-        torch._C._set_grad_enabled(False)
+        set_grad_enabled(False)
         torch.get_num_threads()  # torch sets the number of this thread now, and not later
         stays = True
         while stays:

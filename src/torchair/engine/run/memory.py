@@ -14,13 +14,14 @@ from torchair.codegen.streams import HOST
 from torchair.engine.plan.arena import aligned
 from torchair.engine.plan.records import Plan
 from torchair.flags import poisoning
+from torchair.torch_private.tensors import empty_strided_cpu
 
 Place = Callable[[int, int], torch.Tensor | None]
 """Memory, as bytes, for a slot of a plan or for its `ARENA`."""
 
 ARENA = -1
 
-_quick_empty = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+_quick_empty: Any = empty_strided_cpu
 """Torch's own short cut to `empty_strided`, without the parsing of arguments."""
 
 

@@ -17,6 +17,7 @@ from torchair.engine.run.held import DictEntry, Held, Same, TensorLike, TensorTa
 from torchair.engine.run.memory import ARENA, Place, allocator
 from torchair.errors import GraphError
 from torchair.flags import debug_level, poisoning
+from torchair.torch_private import dynamo
 
 
 class StepFailure(Exception):
@@ -116,9 +117,7 @@ class NativeProgram:
 def same_as(tensors: Sequence[torch.Tensor]) -> Any:
     """An object whose `check(*others)` tells whether others agree with these in class, device,
     type, dims, strides and autograd. It is Dynamo's own: one call for all of them."""
-    return torch._C._dynamo.guards.TensorGuards(
-        *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
-    )
+    return dynamo.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
 
 class ProgramPool:

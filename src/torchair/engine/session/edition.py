@@ -31,6 +31,7 @@ from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import InputError
 from torchair.ge.graph import Graph
 from torchair.locks import Lock
+from torchair.torch_private.dispatch import set_grad_enabled
 from torchair.trace import Trace
 
 
@@ -187,11 +188,11 @@ class Edition:
             outputs = pool.run(inputs)
         else:
             grad = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)
+            set_grad_enabled(False)
             try:
                 outputs = pool.run(inputs)
             finally:
-                torch._C._set_grad_enabled(grad)
+                set_grad_enabled(grad)
         return _put(outputs, assigned) if assigned else outputs
 
     # ---- tuning ----

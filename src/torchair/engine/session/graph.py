@@ -37,6 +37,7 @@ from torchair.ge.graph import Graph
 from torchair.ge.rewrite import verify
 from torchair.ge.signature import InputSource
 from torchair.log import logger, native_logger
+from torchair.torch_private.profiler import is_profiling
 from torchair.trace import Stopwatch, Trace, label
 
 
@@ -221,11 +222,11 @@ class TorchNpuGraph:
         if loaded.memory is not None:
             with loaded.memory.lock, label("TorchNpuGraphBase::Run"), _on(loaded.device, stream):
                 return edition.run(inputs, assigned_outputs)
-        if stream is None and not torch.autograd.profiler._is_profiler_enabled:
+        if stream is None and not is_profiling():
             return edition.run(inputs, assigned_outputs)
         with label("TorchNpuGraphBase::Run"), _on(loaded.device, stream):
             waits = streams_of(loaded.device) is None  # else a profiler sees the device itself
-            profiled = torch.autograd.profiler._is_profiler_enabled and waits
+            profiled = is_profiling() and waits
             return edition.run(inputs, assigned_outputs, profiled)
 
     def recording(self, inputs: Sequence[torch.Tensor]) -> Recording:

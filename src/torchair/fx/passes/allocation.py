@@ -17,6 +17,7 @@ from torchair.fx.passes.streams import mark_streams
 from torchair.ge.shapes import contiguous_strides
 from torchair.labels import STREAM_LABEL
 from torchair.log import logger
+from torchair.torch_private.dispatch import OpOverload
 
 # ---- a concatenation along the first dim -> its parts are computed where they belong
 
@@ -86,7 +87,7 @@ class _Remover:
         if part.op != "call_function" or value is None:
             raise values.Stays(f"{part} is not computed here")
         target = part.target
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, OpOverload):
             raise values.Stays(f"{part} is not an operator")
         if _form(target, value.device.type) is None:
             raise values.Stays(f"{target} has no form that writes into a given tensor")

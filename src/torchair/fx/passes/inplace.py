@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import clone_preserve_strides
 
 from torchair.configs.options import NPUGRAPH_EX
 from torchair.fx.forms import ManyInPlace, is_written, many_in_place_forms
@@ -21,6 +20,9 @@ from torchair.fx.passes.memory import place_of
 from torchair.fx.passes.reinplace import Reinplacer
 from torchair.log import logger
 from torchair.passes import NO_CONTEXT, FxContext
+from torchair.torch_private import dynamo
+from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+from torchair.torch_private.tensors import clone_preserve_strides
 
 aten = torch.ops.aten
 _FIRST, _SECOND = "auto_functionalized", "auto_functionalized_v2"
@@ -30,10 +32,10 @@ _KEPT = "only_clone_these_tensors"
 def kind_of(node: fx.Node) -> str | None:
     """Which of the two forms a node is; None if it is neither, or calls no plain operator."""
     target = node.target
-    if not isinstance(target, torch._ops.HigherOrderOperator) or not node.args:
+    if not isinstance(target, HigherOrderOperator) or not node.args:
         return None
     name = target.name()
-    plain = isinstance(node.args[0], torch._ops.OpOverload)
+    plain = isinstance(node.args[0], OpOverload)
     return name if plain and name in (_FIRST, _SECOND) else None
 
 
@@ -95,14 +97,15 @@ def refine(work: Reinplacer, node: fx.Node) -> None:
 
 def _count_copy(node: fx.Node, base: Any) -> None:
     """Note a copy where torch notes its own."""
-    from torch._dynamo.utils import ReinplaceCounters, ReInplaceTrigger
-
+    if dynamo.ReinplaceCounters is None or dynamo.ReInplaceTrigger is None:
+        return
     first = kind_of(node) == _FIRST
-    trigger = ReInplaceTrigger.AUTO_FUNC_V1 if first else ReInplaceTrigger.AUTO_FUNC_V2
+    kinds = dynamo.ReInplaceTrigger
+    trigger = kinds.AUTO_FUNC_V1 if first else kinds.AUTO_FUNC_V2
     tensors = values.tensors_in(base.meta.get("val")) if isinstance(base, fx.Node) else []
-    ReinplaceCounters.add_missed_opportunities(trigger, 1)
+    dynamo.ReinplaceCounters.add_missed_opportunities(trigger, 1)
     sizes = [t.numel() * t.element_size() for t in tensors]
-    ReinplaceCounters.add_missed_bytes(trigger, sum(n for n in sizes if isinstance(n, int)))
+    dynamo.ReinplaceCounters.add_missed_bytes(trigger, sum(n for n in sizes if isinstance(n, int)))
 
 
 # ---- the operators themselves

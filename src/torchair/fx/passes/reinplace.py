@@ -19,6 +19,7 @@ from torchair.fx.passes import values
 from torchair.fx.passes.memory import StoragePlace, Storages, is_bent, place_of
 from torchair.fx.passes.streams import IssueOrder
 from torchair.log import logger
+from torchair.torch_private.dispatch import OpOverload
 
 aten = torch.ops.aten
 _COPY = aten.copy_.default
@@ -57,7 +58,7 @@ class Reinplacer:
                 continue
             if node.target in VIEW_OF_SCATTER:
                 self._attempt(self._scatter, node)
-            elif isinstance(node.target, torch._ops.OpOverload) and in_place_form(node.target):
+            elif isinstance(node.target, OpOverload) and in_place_form(node.target):
                 self._attempt(self._operator, node)
             else:
                 self._attempt(partial(also, self), node)

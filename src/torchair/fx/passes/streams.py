@@ -20,6 +20,7 @@ from torchair.labels import STREAM_LABEL
 from torchair.log import logger
 from torchair.ops.streams import DEFAULT_STREAM
 from torchair.passes import NO_CONTEXT, FxContext
+from torchair.torch_private.dispatch import OpOverload
 
 air = torch.ops.air
 _HINT = (
@@ -30,7 +31,7 @@ _HINT = (
 
 def _scope_name(node: fx.Node) -> str | None:
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, OpOverload):
         return None
     return target._schema.name
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchair.errors import GraphError
 from torchair.fx.passes.streams import mark_streams, on_one_stream
 from torchair.fx.source import source_line
 from torchair.log import logger, tell
 from torchair.passes import FxContext
+from torchair.torch_private import inductor
+from torchair.torch_private.fake import FakeTensorMode, detect_fake_mode
 
 State = dict[fx.Node, tuple[Any, ...]]
 
@@ -200,8 +200,7 @@ def register_replacement(
     """
 
     def add(matcher: Any, allows: Callable[[Any], bool]) -> None:
-        from torch._inductor import pattern_matcher as pm
-
+        pm = inductor.pattern_matcher
         pm.register_replacement(
             search_fn, replace_fn, example_inputs, trace_fn or pm.fwd_only, matcher,
             extra_check=allows, search_fn_pattern=search_fn_pattern,
@@ -217,9 +216,7 @@ def apply_pattern_passes(gm: fx.GraphModule) -> None:
     if not WAITING and not REGISTERED:
         return
     if not _matcher:
-        from torch._inductor.pattern_matcher import PatternMatcherPass
-
-        _matcher.append(PatternMatcherPass(pass_name=_NAME))
+        _matcher.append(inductor.pattern_matcher.PatternMatcherPass(pass_name=_NAME))
     while WAITING:
         new = WAITING.pop(0)
         new.register(_matcher[0], new.allows)

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from torchair.fallbacks import Fallback, note
 from torchair.fx.forms import tensors_in, written
 from torchair.ge.shapes import Dim, from_torch
 from torchair.log import logger
 from torchair.passes import NO_CONTEXT, call_pass
+from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+from torchair.torch_private.fake import FakeTensor, FakeTensorMode
 
 aten = torch.ops.aten
 _UNKNOWN = object()
@@ -52,9 +53,9 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     if node.op in ("placeholder", "get_attr", "output"):
         return []
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return [a for a in written(target, node.args, node.kwargs) if isinstance(a, fx.Node)]
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, HigherOrderOperator):
         return [] if target.name().startswith("auto_functionalized") else arguments_of(node)
     return [] if node.op == "call_function" else arguments_of(node)
 
@@ -69,7 +70,7 @@ def reads_nothing(node: fx.Node) -> bool:
     """Whether a call looks at its tensors without touching what they hold: views, sizes."""
     if node.target is operator.getitem or node.target in _ABOUT_SIZES:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
         return False
     made = {storage_of(t) for t in tensors_in(node.meta.get("val"))}
     given = {storage_of(t) for a in node.all_input_nodes for t in tensors_in(a.meta.get("val"))}

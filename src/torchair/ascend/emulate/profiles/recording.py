@@ -14,11 +14,11 @@ from threading import get_native_id
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchair.ascend.emulate.state import DEVICE_TYPE, STATE
 from torchair.fx.forms import tensors_in
 from torchair.locks import Lock
+from torchair.torch_private.dispatch import TorchDispatchMode
 
 # ---- what is known of a kernel beside its time ----
 

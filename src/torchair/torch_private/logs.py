@@ -1,0 +1,19 @@
+"""Logs and structured traces of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchair.torch_private.table import Names, optional, required
+
+NAMES = Names(__name__, {
+    "trace_structured": optional("torch._logging:trace_structured", "artifacts in TORCH_TRACE"),
+    "trace_log": optional("torch._logging._internal:trace_log", "artifacts in TORCH_TRACE"),
+    "artifact_logger": required(
+        "torch._logging:getArtifactLogger", "programs in TORCH_LOGS=output_code"
+    ),
+})  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    return NAMES.find(name)
