@@ -103,7 +103,7 @@ def trace(
     for k, v in enumerate(leaves):
         if k not in tensors and not isinstance(v, bool | int | float | str | type(None)):
             raise TraceError(
-                f"the argument {labels[k]} is a {type(v).__name__}: tensors, numbers, texts and "
+                f"the argument {labels[k]} is a {type(v).__name__}: tensors, numbers, strings and "
                 "None can be compared at each call, and tuples, lists and dicts of them",
                 hint="pass the tensors that it holds, or register it with torch.utils._pytree",
             )
