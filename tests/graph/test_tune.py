@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import torchair
-from torchair import ge, process
+from torchair import ge, progress
 from torchair.cli import main
 from torchair.codegen import tuned
 from torchair.codegen.cpu.target import CpuTarget, cpu
@@ -303,10 +303,10 @@ def test_what_cannot_be_measured_runs_as_ever(
 def test_the_bar_is_for_work_that_takes_long(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with process.Steps("tuning", 2, show=True) as bar:
+    with progress.Steps("tuning", 2, show=True) as bar:
         bar.next("first")
         assert bar._shown is None
-        monkeypatch.setattr(process, "_PATIENCE", 0.0)
+        monkeypatch.setattr(progress, "_PATIENCE", 0.0)
         bar.next("second")
         assert bar._shown.tasks[0].completed == 1 and bar._shown.tasks[0].total == 2
     assert bar._shown is None and bar.count == 2
