@@ -38,9 +38,10 @@ test: lint  ## lint, then all tests that need no accelerator
 	@echo "== tests"
 	$(PY) -m pytest tests -n $(WORKERS) --dist worksteal --durations 30 -m "not cuda and not slow and not timm$(BROWSER)"
 
-lint: setup  ## ruff and mypy
+lint: setup  ## ruff, its formatter, and mypy
 	@echo "== ruff"
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	@echo "== mypy"
 	$(PY) -m mypy
 

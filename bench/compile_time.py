@@ -20,7 +20,7 @@ import torchair
 from common import console, table, timed
 from inside import forget_kernels
 from models import BERT, Bert, bert_inputs, build
-from torchair.codegen.kept import kept
+from torchair.codegen.kernel_cache import caching
 
 TARGET = 1.0
 
@@ -51,7 +51,7 @@ def main() -> None:
             row = [floor]
             with tempfile.TemporaryDirectory() as folder:
                 for keep in (False, True, True):
-                    with kept(keep), mock.patch.dict(os.environ, TORCHAIR_CACHE_DIR=folder):
+                    with caching(keep), mock.patch.dict(os.environ, TORCHAIR_CACHE_DIR=folder):
                         backend = torchair.get_npu_backend()
                         row.append(cold(model, inputs, backend, options.dynamic))
             rows.append(row)

@@ -19,7 +19,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from common import console, table
 from inside import forget_kernels
 from models import Llama, LlamaConfig, build, llama_inputs
-from torchair.codegen.kept import kept
+from torchair.codegen.kernel_cache import caching
 from torchair.concrete import GeConcreteGraph
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.convert import GraphConverter
@@ -71,7 +71,7 @@ def stages(gm: Any, inputs: list[Any]) -> dict[str, float]:
     arguments = [_filled(x) for x in inputs]
     timed("engine: rules, order, fusion", graph.compile)
     forget_kernels()
-    with kept(False):
+    with caching(False):
         timed("first call: plan, native code", lambda: graph(*arguments))
     times["nodes"] = len(gm.graph.nodes)
     return times

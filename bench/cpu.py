@@ -21,7 +21,7 @@ import torch
 from common import console, duration, interleaved, ratio, table, timed, warn_if_busy
 from contestants import EAGER, FLOOR, OURS, PEERS, Contestant, torchair_backend
 from inside import driver_of, forget_kernels
-from torchair.codegen.kept import kept
+from torchair.codegen.kernel_cache import caching
 from workloads import WORKLOADS, Workload, chosen
 
 NARROWER = {
@@ -58,7 +58,7 @@ def cold(contestant: Contestant, model: Any, inputs: Any) -> tuple[Callable[[], 
     the call that is a part of it."""
     forget_kernels()
     start = time.perf_counter()
-    with kept(False):
+    with caching(False):
         call = contestant.prepare(model, inputs)
     first = time.perf_counter() - start
     return call, first - timed(call)

@@ -23,7 +23,7 @@ import torchair
 from common import console, duration, interleaved, table, warn_if_busy
 from contestants import through_compile, torchair_backend
 from cpu import wrong
-from torchair.codegen.tuned import NAME, TunedWay, read
+from torchair.codegen.tuned import NAME, TunedKernel, read
 from workloads import WORKLOADS, chosen
 
 
@@ -35,7 +35,7 @@ class Outcome:
     tuned: float
     tuning: float
     again: float  # seconds of the first call of a later compilation
-    found: list[TunedWay]  # results that are new
+    found: list[TunedKernel]  # results that are new
 
     @property
     def gain(self) -> float:
@@ -56,7 +56,7 @@ def tuning_backend(folder: Path) -> Any:
         return torchair.get_npu_backend(compiler_config=config)
 
 
-def known(folder: Path) -> list[TunedWay]:
+def known(folder: Path) -> list[TunedKernel]:
     """Results so far."""
     path = folder / NAME
     return read(path) if path.exists() else []
@@ -112,7 +112,7 @@ def show(outcomes: dict[str, Outcome]) -> None:
             f"{o.gain:.3f}x",
             duration(o.tuning),
             str(len(o.found)),
-            str(sum(bool(f.way) for f in o.found)),
+            str(sum(bool(f.config) for f in o.found)),
             duration(o.again),
         )
     console.print(shown)
@@ -142,7 +142,7 @@ def main() -> None:
             console.print(f"{name}: {o.gain:.3f}x, tuning took {o.tuning:.1f} s")
             for f in o.found:
                 gain = f.usual / f.microseconds if f.microseconds else 1.0
-                console.print(f"  {f.about}: {f.way or 'default'}, {gain:.2f}x", style="dim")
+                console.print(f"  {f.about}: {f.config or 'default'}, {gain:.2f}x", style="dim")
             gc.collect()
     show(outcomes)
 

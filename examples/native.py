@@ -24,7 +24,7 @@ from torchair import ge
 from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import Nest, Store, access, at_axis, const, load, simplify
 from torchair.codegen.loops import op as apply
-from torchair.codegen.numbers import Book
+from torchair.codegen.sizes import GuardSet
 from torchair.codegen.text.writer import Machine
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.engine.plan.records import Plan
@@ -182,12 +182,12 @@ def loop_ir() -> None:
 
 
 def numbers() -> None:
-    book = Book()
-    rows, row = book.number(5), book.number(64)  # the sizes of the first plan
+    guards = GuardSet()
+    rows, row = guards.variable(5), guards.variable(64)  # the sizes of the first plan
     total = rows * row  # a generator computes with them,
     whole = row % 16 == 0  # decides something,
-    word = book.word(total, first=64)  # and passes one to the kernel
-    words = book.recipe()  # for the sizes of others, None where the decision would be different
+    word = guards.word(total, first=64)  # and passes one to the kernel
+    words = guards.recipe()  # for the sizes of others, None where the decision would be different
     show(
         "7 Numbers",
         f"5 rows of 64: {total!r} elements in {word}, whole vectors: {whole}",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified
 
-from torchair.codegen.program import Root
+from torchair.codegen.program import Allocation
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.engine.plan.records import Plan
 from torchair.operators import infer
@@ -85,23 +85,23 @@ def show_steps(plan: Plan) -> None:
 
 def show_memory(plan: Plan) -> None:
     print(f"{'slot':6s}{'kind':8s}{'dims':10s}{'bytes':7s}{'steps':7s}where")
-    for r in plan.roots:
+    for r in plan.allocations:
         dims = str(list(r.meta.shape))
         steps = f"{r.first}-{r.last}"
         print(f"{r.slot:<6d}{r.kind:8s}{dims:10s}{r.size:<7d}{steps:7s}{place(r)}")
     print(f"arena {plan.arena_size} bytes; the most alive at one step is {plan.arena_floor}")
 
 
-def place(root: Root) -> str:
+def place(allocation: Allocation) -> str:
     """Where a piece of memory is, in words."""
     return {
         "input": "the caller's tensor",
         "const": "kept with the plan",
-        "arena": f"arena + {root.offset}",
+        "arena": f"arena + {allocation.offset}",
         "fresh": "allocated in each call, leaves as a result",
-        "tied": f"the memory of slot {root.tied_to}",
+        "tied": f"the memory of slot {allocation.tied_to}",
         "torch": "whatever the kernel returns",
-    }[root.kind]
+    }[allocation.kind]
 
 
 def static_tour(folder: Path) -> None:

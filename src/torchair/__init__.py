@@ -107,10 +107,12 @@ def begin() -> None:
     offer(_ASCEND)
     torchair.old_names.install()
     torchair.trace.reports.writer = _reporter
-    when_imported({
-        FUNCTIONAL_COLLECTIVES: _teach_dynamo,
-        UTILS: torchair.fallbacks.hand_over,
-    })  # fmt: skip
+    when_imported(
+        {
+            FUNCTIONAL_COLLECTIVES: _teach_dynamo,
+            UTILS: torchair.fallbacks.hand_over,
+        }
+    )
 
 
 def _is_command_line() -> bool:

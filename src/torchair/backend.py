@@ -112,7 +112,12 @@ def compile_with_aot(
         from torchair.cacheable import CompiledGraph, is_wanted
         from torchair.fx.passes import fx_text
         from torchair.fx.torch_streams import translate_streams, uses_torch_streams
-        from torchair.fx.tracing import kept_whole, partition, quicken_guards, traced_wrongly
+        from torchair.fx.tracing import (
+            partition,
+            quicken_guards,
+            traced_wrongly,
+            without_decomposition,
+        )
         from torchair.pipeline import NpuFxCompiler
 
     if (reason := traced_wrongly(gm, example_inputs)) is not None:
@@ -136,7 +141,7 @@ def compile_with_aot(
         return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
 
     keep = config.experimental_config.keep_inference_input_mutations
-    with kept_whole():
+    with without_decomposition():
         call = aot.aot_module_simplified(
             gm,
             list(example_inputs),

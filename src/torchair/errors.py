@@ -39,9 +39,13 @@ class TorchairError(Exception):
         def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
-        self, message: str, *, facts: Mapping[str, object] | None = None, hint: str | None = None,
+        self,
+        message: str,
+        *,
+        facts: Mapping[str, object] | None = None,
+        hint: str | None = None,
         **known: object,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not known.keys() <= self.LABELS.keys():
             raise TypeError(f"{type(self).__name__} knows {list(self.LABELS)}, not {list(known)}")
         rows: dict[str, object] = {}
@@ -71,9 +75,11 @@ class ConversionError(TorchairError, RuntimeError):
     """
 
     LABELS = {
-        "op": "op", "schema": "schema", "source": "called from",
+        "op": "op",
+        "schema": "schema",
+        "source": "called from",
         "overloads": "overloads with a converter",
-    }  # fmt: skip
+    }
 
     def __init__(self, message: str, *, hint: str | None = None, **known: Any) -> None:
         if hint is None and known.get("op") is not None:
@@ -91,9 +97,12 @@ class EngineOptionError(TorchairError, ValueError):
     """
 
     def __init__(
-        self, message: str, *, differences: Mapping[str, tuple[object, object]] | None = None,
+        self,
+        message: str,
+        *,
+        differences: Mapping[str, tuple[object, object]] | None = None,
         hint: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.differences = dict(differences or {})
         facts = {
             option: f"{in_force!r} is in force, {asked_for!r} was asked for"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 Kind = Literal[
     "operators", "converters", "rules", "attention", "graph_check", "capture_check", "drafts"
-]  # fmt: skip
+]
 
 _offered: dict[Kind, str] = {}
 

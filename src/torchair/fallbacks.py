@@ -62,7 +62,7 @@ class Fallback(Enum):
 
 
 @dataclass(frozen=True)
-class Record:
+class FallbackRecord:
     """One fallback: its kind, what it was about, and the error behind it."""
 
     kind: Fallback
@@ -74,7 +74,7 @@ class Record:
 
 
 _strict: ContextVar[bool] = ContextVar("torchair_strict", default=False)
-_records: deque[Record] = deque(maxlen=_KEPT)
+_records: deque[FallbackRecord] = deque(maxlen=_KEPT)
 _noted = 0  # records so far, those forgotten too
 _early: Counter[str] = Counter()  # counts from before Dynamo was loaded
 _lock = Lock()
@@ -101,26 +101,29 @@ def note(kind: Fallback, what: str, error: BaseException | None = None) -> None:
     if isinstance(error, FallbackError):
         raise error
     reason = "" if error is None else f"{type(error).__name__}: {_first_line(error)}"
-    record = Record(kind, what, reason)
+    record = FallbackRecord(kind, what, reason)
     _count(record)
     if not kind.fails:
         logger.info("%s", record)
         return
     if is_strict():
         raise FallbackError(
-            f"{record}", kind=kind.counter.removeprefix(_PREFIX), lost=kind.lost,
+            f"{record}",
+            kind=kind.counter.removeprefix(_PREFIX),
+            lost=kind.lost,
             hint="report it; without config.debug.strict and TORCHAIR_STRICT it is a fallback",
-        ) from error  # fmt: skip
+        ) from error
     logger.warning("%s", record, exc_info=error)
     warn_once(
         f"{record}. Results are right and may be slower: {kind.lost}. Later fallbacks do not warn: "
         "torchair.explain(model)(...) lists them, torch._dynamo.utils.counters['torchair'] counts "
         "them, torchair.logger shows them at level WARNING, config.debug.strict makes them errors",
-        stacklevel=3, key="fallback",
-    )  # fmt: skip
+        stacklevel=3,
+        key="fallback",
+    )
 
 
-def _count(record: Record) -> None:
+def _count(record: FallbackRecord) -> None:
     global _noted
     with _lock:
         _noted += 1
@@ -143,7 +146,7 @@ def total() -> int:
     return _noted
 
 
-def since(number: int) -> Counter[Record]:
+def since(number: int) -> Counter[FallbackRecord]:
     """Fallbacks after the first ``number`` of this process, each with how often it was taken."""
     with _lock:
         new = min(_noted - number, len(_records))

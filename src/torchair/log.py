@@ -27,9 +27,12 @@ EVENT_LEVEL = 35
 """Level of milestones: between WARNING and ERROR, so they can be had without the warnings."""
 
 _NATIVE_LEVELS = {
-    "0": logging.DEBUG, "1": logging.INFO, "2": logging.WARNING, "3": logging.ERROR,
+    "0": logging.DEBUG,
+    "1": logging.INFO,
+    "2": logging.WARNING,
+    "3": logging.ERROR,
     "4": EVENT_LEVEL,
-}  # fmt: skip
+}
 _PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 _PROGRAM = os.path.basename(sys.executable or "python")
 _THREAD = threading.get_native_id()  # of the importing thread: one id for all lines of a process
@@ -50,7 +53,7 @@ def warn_once(
         _warned.add(known)
 
 
-def tell(level: int, text: str | Callable[[], str]) -> None:
+def debug_print(level: int, text: str | Callable[[], str]) -> None:
     """Say something on stdout, as it is, if ``TORCHAIR_DEBUG`` is at least ``level``. A text that
     costs something to make is given as a function."""
     if debug_level() >= level:
@@ -225,9 +228,13 @@ def add_debug_file(
 
 
 def _make_logger(
-    name: str, level: int, stream: Literal["stdout", "stderr"], line: logging.Formatter,
-    kind: type[TorchairLogger] = TorchairLogger, propagate: bool = True,
-) -> TorchairLogger:  # fmt: skip
+    name: str,
+    level: int,
+    stream: Literal["stdout", "stderr"],
+    line: logging.Formatter,
+    kind: type[TorchairLogger] = TorchairLogger,
+    propagate: bool = True,
+) -> TorchairLogger:
     """The logger ``name``, made ours; a level that the user set before the import stays."""
     handler = _StandardStream(stream)
     found = logging.getLogger(name)
@@ -294,9 +301,12 @@ _level = _compiler_level(_flags)
 logger = _make_logger("torchair", _level, "stdout", _CompilerLine(), _CompilerLogger)
 npugraph_ex_logger = _make_logger("npugraph_ex", _level, "stdout", _CompilerLine("NPUGRAPH_EX"))
 native_logger = _make_logger(
-    "torchair.native", _native_level(_flags), "stderr", _NativeLine(),
+    "torchair.native",
+    _native_level(_flags),
+    "stderr",
+    _NativeLine(),
     propagate=False,  # to the compiler's logger, which has another layout and place
-)  # fmt: skip
+)
 native_logger.addFilter(_events_on_request)
 _teller = _make_logger(
     "torchair.debug", logging.INFO, "stdout", logging.Formatter(), propagate=False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchair.errors import GraphError
-from torchair.log import logger, tell
+from torchair.log import debug_print, logger
 from torchair.trace import Change, PassRecord, Trace
 
 
@@ -176,7 +176,7 @@ class PassRunner:
 
     def _log(self, record: PassRecord, before: Look, after: Look, graph: Any) -> None:
         took, counts = record.seconds * 1e3, f"{record.nodes_before} -> {record.nodes_after}"
-        tell(2, f"torchair pass {record.name:40s} {took:8.2f} ms {counts} nodes")
+        debug_print(2, f"torchair pass {record.name:40s} {took:8.2f} ms {counts} nodes")
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", difference_text(self.kind.name, record, before, after))
             if record.changed and self.kind.shown is not None:

@@ -43,7 +43,7 @@ from torchair.fx.passes.streams import check_scopes
 from torchair.fx.tracing import mend
 from torchair.garbage import no_garbage_collection
 from torchair.locks import Lock
-from torchair.log import logger, tell
+from torchair.log import debug_print, logger
 from torchair.operators import infer
 from torchair.passes import FxContext, PassRunner
 from torchair.runner import Compilation, GmRunner, onlookers
@@ -150,9 +150,14 @@ class NpuFxCompiler:
         return _static_arguments() if trace.phase == "forward" else frozenset()
 
     def _for_engine(
-        self, gm: fx.GraphModule, aot_gm: fx.GraphModule, inputs: Sequence[Any],
-        settings: Settings, static: frozenset[int], trace: Trace,
-    ) -> ConcreteGraph:  # fmt: skip
+        self,
+        gm: fx.GraphModule,
+        aot_gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        settings: Settings,
+        static: frozenset[int],
+        trace: Trace,
+    ) -> ConcreteGraph:
         """Mode max-autotune."""
         name = _next_name()
         artifact(f"{name}_fx", lambda: fx_text(gm))
@@ -170,9 +175,14 @@ class NpuFxCompiler:
         return graph
 
     def _for_capture(
-        self, gm: fx.GraphModule, aot_gm: fx.GraphModule, inputs: Sequence[Any],
-        settings: Settings, static: frozenset[int], trace: Trace,
-    ) -> ConcreteGraph:  # fmt: skip
+        self,
+        gm: fx.GraphModule,
+        aot_gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        settings: Settings,
+        static: frozenset[int],
+        trace: Trace,
+    ) -> ConcreteGraph:
         """Modes reduce-overhead and npugraph_ex."""
         name = _next_name()
         artifact(f"{name}_fx", lambda: fx_text(gm))
@@ -259,17 +269,24 @@ def convert(
 ) -> Conversion:
     """The GE graph of an FX graph after the FX passes."""
     converter = GraphConverter(
-        gm, name, infer, fold_views=settings.enable_view_optimize,
-        strict=settings.strict_converters, static_args=static,
-        record_modules=settings.record_modules, exact=settings.numerics == "strict",
-    )  # fmt: skip
+        gm,
+        name,
+        infer,
+        fold_views=settings.enable_view_optimize,
+        strict=settings.strict_converters,
+        static_args=static,
+        record_modules=settings.record_modules,
+        exact=settings.numerics == "strict",
+    )
     with stage("convert", name):
         conversion = converter.run(*inputs)
     generic = conversion.generic
     for target, count in generic.items() if settings.numerics != "strict" else ():
         note(Fallback.GENERIC_NODE, f"{name}: {count} x {target} without a converter")
-    tell(1, f"torchair {name}: {len(conversion.graph)} nodes, {sum(generic.values())} generic")
-    tell(4, lambda: render(conversion.graph, "py", original=True).decode())
+    debug_print(
+        1, f"torchair {name}: {len(conversion.graph)} nodes, {sum(generic.values())} generic"
+    )
+    debug_print(4, lambda: render(conversion.graph, "py", original=True).decode())
     return conversion
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 _PATIENCE = 2.0  # seconds
 
 
-class Steps:
+class Progress:
     """Shows on a terminal which step of some work is being done, once that has taken a while; of
     so many steps in `total`, how many are done and how long the rest will take."""
 

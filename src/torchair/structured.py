@@ -64,8 +64,13 @@ def stage(name: str, graph: str = "") -> AbstractContextManager[None]:
 def _event(name: str, graph: str, begun: int, ended: int) -> None:
     """An event as those of Dynamo, which tlparse joins to a timeline: a complete one ("X")."""
     event = {
-        "name": f"torchair.{name}", "ph": "X", "cat": "dynamo_timed", "tid": 0, "pid": 0,
-        "ts": begun / 1e3, "dur": (ended - begun) / 1e3,
+        "name": f"torchair.{name}",
+        "ph": "X",
+        "cat": "dynamo_timed",
+        "tid": 0,
+        "pid": 0,
+        "ts": begun / 1e3,
+        "dur": (ended - begun) / 1e3,
         "args": {"graph": graph, "compile_id": str(current_compile_id())},
-    }  # fmt: skip
+    }
     trace_structured("chromium_event", payload_fn=lambda: event, expect_trace_id=False)

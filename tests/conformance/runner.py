@@ -97,9 +97,12 @@ def _run(todo: list[Group], options: argparse.Namespace, console: Console) -> li
     numerics: Numerics = "strict" if options.strict else "default"
     limits = Limits(options.samples, options.timeout, numerics)
     columns = (
-        TextColumn("{task.description:44.44}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed"), TimeElapsedColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description:44.44}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("operators", total=len(todo), failed=0)
         for group, found in run_all(todo, options.jobs, limits):

@@ -23,9 +23,14 @@ MODE = "types"
 SAMPLES = 3  # of an operator
 MIXED = (torch.float64, torch.bfloat16, torch.int64)
 OTHER = (
-    torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16, torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.float16,
+    torch.bfloat16,
     torch.complex64,
-)  # fmt: skip
+)
 
 
 def groups() -> Iterator[Group]:

@@ -23,7 +23,7 @@ import torchair
 from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from tolerance import assert_close_to_reference
 from torchair import cli
-from torchair.codegen import kept
+from torchair.codegen import kernel_cache
 from torchair.errors import GraphError, InputError
 from torchair.inference import cache_compile
 
@@ -271,15 +271,18 @@ print(json.dumps([there, values, heavy, kept.store().hits, kept.store().misses])
 def test_a_later_process_traces_and_compiles_nothing(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
         "TORCHAIR_CACHE_DIR": str(tmp_path / "kernels"),
-    }  # fmt: skip
+    }
     found = []
     for _ in range(2):
         run = subprocess.run(
             [sys.executable, tmp_path / "program.py", DEVICE, tmp_path / "methods"],
-            capture_output=True, text=True, env=environment,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         assert run.returncode == 0, run.stderr
         found.append(json.loads(run.stdout.splitlines()[-1]))
     (first, values, *_), (second, again, heavy, hits, misses) = found
@@ -300,7 +303,7 @@ def test_a_damaged_kernel_of_a_gpu_is_made_again(
         return torchair.compile(lambda x: torch.tanh(x) * 3 + 1, x)(x)
 
     expected = run()
-    entries = kept.store().entries()
+    entries = kernel_cache.store().entries()
     assert entries
     for entry in entries:
         data = bytearray(entry.path.read_bytes())
@@ -336,9 +339,11 @@ def filed(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     folder, model = tmp_path_factory.mktemp("filed"), Filed()
     args = (torch.randn(3, 8), torch.randn(5, 2))
     torchair.dynamo_export(
-        *(t.to(request.param) for t in args), model=copy.deepcopy(model).to(request.param),
-        export_path=str(folder), dynamic=True,
-    )  # fmt: skip
+        *(t.to(request.param) for t in args),
+        model=copy.deepcopy(model).to(request.param),
+        export_path=str(folder),
+        dynamic=True,
+    )
     return folder / "export.air", model
 
 

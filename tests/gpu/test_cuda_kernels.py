@@ -61,7 +61,7 @@ def test_attention_on_numpy(case: AttentionCase) -> None:
 
 WAITING: list[ProductCase | AttentionCase] = [
     ProductCase(1, 9, 512, norm="rms", form=GemvForm(1, 2, 4)),
-    ProductCase(1, 9, 512, form=GemvForm(1, 2, 4, held=False)),
+    ProductCase(1, 9, 512, form=GemvForm(1, 2, 4, in_registers=False)),
     AttentionCase(4, 2, 1, 150, 64, mask="bool", form=AttentionForm(2, 2, 2, 2)),
 ]
 
@@ -84,18 +84,24 @@ def on_gpu(work: Work) -> None:
         tensors.append(area[shift:])
         tensors[-1].copy_(torch.from_numpy(m.view("uint8").reshape(-1).copy()))
     run(work.kernel, work.launch, tensors, work.numbers)
-    work.check([
-        t.cpu().numpy().view(m.dtype).reshape(m.shape)
-        for t, m in zip(tensors, work.memory, strict=True)
-    ])  # fmt: skip
+    work.check(
+        [
+            t.cpu().numpy().view(m.dtype).reshape(m.shape)
+            for t, m in zip(tensors, work.memory, strict=True)
+        ]
+    )
 
 
 @pytest.mark.cuda
 def test_values_on_a_gpu() -> None:
     cases: list[ProductCase | QuantisedCase | AttentionCase] = [
-        *SMALL_PRODUCTS, *LARGE_PRODUCTS, *SMALL_QUANTISED, *LARGE_QUANTISED, *SMALL_ATTENTION,
+        *SMALL_PRODUCTS,
+        *LARGE_PRODUCTS,
+        *SMALL_QUANTISED,
+        *LARGE_QUANTISED,
+        *SMALL_ATTENTION,
         *LARGE_ATTENTION,
-    ]  # fmt: skip
+    ]
     works = [case.work(library(0).machine) for case in cases]
     assert not library(0).add([entry_of(work.kernel, work.launch) for work in works])
     wrong = []

@@ -20,12 +20,12 @@ from torchair.codegen.cuda import run as cuda_run
 from torchair.codegen.cuda.point import APPROXIMATE, rounded_at_once
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
-from torchair.codegen.program import Room
+from torchair.codegen.program import AuxMemory
 from torchair.engine.inspect.dry_run import DryRun, dry_run
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.forms import lay_out_filters
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.executor import Stretch, forks
+from torchair.engine.run.executor import StepGroup, forks
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.operators import infer
@@ -36,8 +36,6 @@ CONVOLUTION: dict[str, Any] = {
 }  # fmt: skip
 
 
-
-
 def kinds(plan: Plan) -> list[str]:
     return ["+".join(n.type for n in (s.also or [s.node])) for s in plan.steps]
 
@@ -45,7 +43,7 @@ def kinds(plan: Plan) -> list[str]:
 def groups(run: DryRun) -> list[list[str]]:
     """Steps that are run as one, as if the plan were for a GPU that is here."""
     run.plan.device = "cuda:0"
-    parts = [Stretch([s], k) for k, s in enumerate(run.plan.steps)]
+    parts = [StepGroup([s], k) for k, s in enumerate(run.plan.steps)]
     return [[kinds(run.plan)[p.first] for p in group] for group in forks(parts, run.plan)]
 
 
@@ -81,7 +79,7 @@ def test_large_products_are_no_branches() -> None:
 
 def test_on_the_cpu_nothing_is_a_branch() -> None:
     plan = attention_inputs(16, 256).plan
-    parts = [Stretch([s], k) for k, s in enumerate(plan.steps)]
+    parts = [StepGroup([s], k) for k, s in enumerate(plan.steps)]
     assert all(len(group) == 1 for group in forks(parts, plan))
 
 
@@ -148,8 +146,12 @@ def test_results_of_bfloat16_are_right_for_all_values(name: str) -> None:
     wanted = exact.bfloat16()
     assert torch.equal(got.isnan(), wanted.isnan())
     fine = ~wanted.isnan()
-    order = [torch.where(t.view(torch.int16) < 0, -32768 - t.view(torch.int16).int(),
-                         t.view(torch.int16).int()) for t in (got, wanted)]  # fmt: skip
+    order = [
+        torch.where(
+            t.view(torch.int16) < 0, -32768 - t.view(torch.int16).int(), t.view(torch.int16).int()
+        )
+        for t in (got, wanted)
+    ]
     apart = (order[0] - order[1]).abs()[fine]
     assert apart.max() <= 1
     assert (apart == 1).float().mean() < 0.01
@@ -171,10 +173,10 @@ def test_calls_of_one_kernel_have_its_arguments_and_operands_of_their_own() -> N
     one, two = dry_run(graph, HOPPER).plan.natives
     assert one.order is two.order and one.arguments is two.arguments
     assert one.operands[2] == two.operands[0] and one.operands[1] != two.operands[1]
-    assert [a.of for a in one.arguments] == [0, 1, Room.SCRATCH, 2]
+    assert [a.of for a in one.arguments] == [0, 1, AuxMemory.SCRATCH, 2]
     for call in (one, two):
         a, b, c = call.operands
-        assert call.addresses == [a, b, Room.SCRATCH, c]
+        assert call.addresses == [a, b, AuxMemory.SCRATCH, c]
 
 
 class CountedCall:
@@ -196,7 +198,7 @@ def test_binding_generates_and_compiles_nothing(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(target, "generate", generated)
     monkeypatch.setattr(target.library, "add", lambda entries: done.append("compile") or {})
-    monkeypatch.setattr(cuda_run, "Call", CountedCall)
+    monkeypatch.setattr(cuda_run, "KernelLaunch", CountedCall)
     target.schedule(plan)
     assert "compile" not in done
     done.clear()
@@ -219,7 +221,7 @@ def test_all_launches_but_the_first_begin_early(monkeypatch: pytest.MonkeyPatch)
             seen.append(args[-1])
 
     target = CudaTarget(0, HOPPER)
-    monkeypatch.setattr(cuda_run, "Call", Noted)
+    monkeypatch.setattr(cuda_run, "KernelLaunch", Noted)
     monkeypatch.setattr(target.library, "add", lambda entries: {})
     target.bind(run.plan.steps, program.Memory(run.plan, 0), 1)
     assert seen == [False, *[True] * (len(run.launches) - 1)] and len(seen) > 1

@@ -36,7 +36,6 @@ from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.cuda.run import entry_of as bundle_entry
 from torchair.codegen.cuda.tiles import Cut, default_tiles
 from torchair.codegen.loops import Nest
-from torchair.codegen.numbers import Word
 from torchair.codegen.requests import (
     Attention,
     Joint,
@@ -46,6 +45,7 @@ from torchair.codegen.requests import (
     Weight,
     stored,
 )
+from torchair.codegen.sizes import Word
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.convert import GraphConverter
 from torchair.engine.inspect.dry_run import dry_run
@@ -91,7 +91,7 @@ def test_the_next_row_is_on_its_way() -> None:
 
 
 def test_few_rows_are_loaded_all_at_once() -> None:
-    form = GemvForm(1, 1, 4, ahead=False, held=False)
+    form = GemvForm(1, 1, 4, ahead=False, in_registers=False)
     case = ProductCase(1, 2048, 2048, "bf16", "residual", norm="rms", form=form)
     kernel, launch = case.generate(HOPPER)
     text = text_of(kernel, launch)
@@ -145,13 +145,18 @@ MATMUL = MatMul("bf16", 1, 1, 64, 64, (64, 64, 1), (0, 1, 64))
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"dtype": "f64"}, "f64"), ({"batch": 2}, "batch of 2"), ({"m": 5}, "5 rows"),
-        ({"m": Word(9)}, "rows"), ({"k": Word(9)}, "rows of"), ({"k": 60}, "rows of 60"),
-        ({"a": (64, 64, 2)}, "strides"), ({"b": (0, 64, 1)}, "a matrix with strides"),
+        ({"dtype": "f64"}, "f64"),
+        ({"batch": 2}, "batch of 2"),
+        ({"m": 5}, "5 rows"),
+        ({"m": Word(9)}, "rows"),
+        ({"k": Word(9)}, "rows of"),
+        ({"k": 60}, "rows of 60"),
+        ({"a": (64, 64, 2)}, "strides"),
+        ({"b": (0, 64, 1)}, "a matrix with strides"),
         ({"b": (0, 1, 66)}, "a matrix with strides"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_not_served_is_declined(change: dict[str, object], reason: str) -> None:
     matmul = dataclasses.replace(MATMUL, **change)
     with pytest.raises(Declined, match=reason):
@@ -164,15 +169,16 @@ QUANTISED = dataclasses.replace(MATMUL, constant="nk", weight=Weight(4, 64, "bf1
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"m": 5}, "5 rows"), ({"k": 80, "weight": Weight(8, 80, "bf16", "")}, "rows of 80"),
-        ({"weight": Weight(8, 16, "bf16", "")}, "groups of 16"), ({"constant": ""}, "not known"),
-        ({"a": (64, 64, 2)}, "strides"), ({"dtype": "f64"}, "f64"),
+        ({"m": 5}, "5 rows"),
+        ({"k": 80, "weight": Weight(8, 80, "bf16", "")}, "rows of 80"),
+        ({"weight": Weight(8, 16, "bf16", "")}, "groups of 16"),
+        ({"constant": ""}, "not known"),
+        ({"a": (64, 64, 2)}, "strides"),
+        ({"dtype": "f64"}, "f64"),
     ],
     ids=str,
-)  # fmt: skip
-def test_integers_that_are_not_served_are_declined(
-    change: dict[str, object], reason: str
-) -> None:
+)
+def test_integers_that_are_not_served_are_declined(change: dict[str, object], reason: str) -> None:
     matmul = dataclasses.replace(QUANTISED, **change)
     with pytest.raises(Declined, match=reason):
         gemv(Product(matmul, Nest((1, 64), ())), HOPPER)
@@ -284,20 +290,36 @@ def test_a_decode_step_is_shared_by_a_cluster() -> None:
 
 
 ATTENTION = Attention(
-    "bf16", 1, 8, 2, 1, 64, 64, 64, (512, 64, 64, 1), (0, 4096, 64, 1), (0, 4096, 64, 1),
-    (512, 64, 64, 1), 0.125,
-)  # fmt: skip
+    "bf16",
+    1,
+    8,
+    2,
+    1,
+    64,
+    64,
+    64,
+    (512, 64, 64, 1),
+    (0, 4096, 64, 1),
+    (0, 4096, 64, 1),
+    (512, 64, 64, 1),
+    0.125,
+)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"dtype": "f64"}, "f64"), ({"length": 5}, "5 queries"), ({"length": Word(7)}, "queries"),
-        ({"heads": Word(7)}, "heads over 2"), ({"heads": 9}, "9 heads"), ({"width": 60}, "60"),
-        ({"value_width": 512}, "512 features"), ({"k": (0, 4096, 1, 64)}, "no neighbours"),
+        ({"dtype": "f64"}, "f64"),
+        ({"length": 5}, "5 queries"),
+        ({"length": Word(7)}, "queries"),
+        ({"heads": Word(7)}, "heads over 2"),
+        ({"heads": 9}, "9 heads"),
+        ({"width": 60}, "60"),
+        ({"value_width": 512}, "512 features"),
+        ({"k": (0, 4096, 1, 64)}, "no neighbours"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_attention_that_is_not_served_is_declined(change: dict[str, object], reason: str) -> None:
     with pytest.raises(Declined, match=reason):
         attention(dataclasses.replace(ATTENTION, **change), HOPPER)

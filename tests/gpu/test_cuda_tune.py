@@ -27,13 +27,13 @@ from torchair.codegen.cuda.jobs import Job, launches_of
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.cuda.trial import Replay
 from torchair.codegen.requests import Joint, Loops, Product
-from torchair.codegen.target import AS_EVER, Generated, Way
+from torchair.codegen.target import DEFAULT_CONFIG, Generated, KernelConfig
 from torchair.codegen.tuned import NAME, read
 from torchair.engine.inspect.dry_run import dry_run
 from torchair.engine.plan.records import Plan
 from torchair.engine.run import trial
-from torchair.engine.tune import Wish, tuner
-from torchair.engine.tune.tuner import Entrant, Tuning
+from torchair.engine.tune import TuneRequest, tuner
+from torchair.engine.tune.tuner import Candidate, Tuning
 from torchair.ge.graph import Graph
 from torchair.operators import infer
 
@@ -76,7 +76,7 @@ class NumpyTrial:
 
     def __call__(self) -> None:
         memory, given = Memory(), {}
-        tensors = [t for (_, turn), t in self._stage._roots.items() if turn == 0]
+        tensors = [t for (_, turn), t in self._stage._allocations.items() if turn == 0]
         for t in tensors:
             raw = t.view(torch.uint8).numpy()
             given[t.data_ptr()] = memory.place(raw), raw
@@ -101,8 +101,8 @@ class NumpyTrial:
 def numpy_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaTarget]:
     """A target whose candidates run on the machine of the tests; each is faster than all before."""
 
-    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
-        return [100.0 / (1 + k) for k in range(len(entrants))]
+    def times(candidates: Sequence[Candidate], windows: int = 0) -> list[float]:
+        return [100.0 / (1 + k) for k in range(len(candidates))]
 
     monkeypatch.setattr(cuda_target, "GpuTrial", NumpyTrial)
     monkeypatch.setattr(CudaTarget, "compile_alone", lambda self, made: None)
@@ -114,7 +114,7 @@ def numpy_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaTarget]:
 def tuned(plan: Plan, target: CudaTarget, folder: Path) -> Tuning:
     """Results for the products of a plan."""
     found = Tuning(target, str(folder), None)
-    found.tune(plan, lambda x, pack: x, Wish(kinds=("matmul",)))
+    found.tune(plan, lambda x, pack: x, TuneRequest(kinds=("matmul",)))
     return found
 
 
@@ -123,8 +123,8 @@ def jobs(plan: Plan, target: CudaTarget) -> list[Job]:
     return [job for _, part in parts for bundle in part for job in bundle]
 
 
-def ways(plan: Plan, target: CudaTarget) -> dict[type, Way]:
-    return {type(job.order.request): job.order.way for job in jobs(plan, target)}
+def ways(plan: Plan, target: CudaTarget) -> dict[type, KernelConfig]:
+    return {type(job.order.request): job.order.config for job in jobs(plan, target)}
 
 
 def test_kernels_of_several_steps_are_measured_as_they_run(
@@ -135,18 +135,18 @@ def test_kernels_of_several_steps_are_measured_as_they_run(
     assert set(kernels) == {Joint, Product} and len(kernels[Joint].steps) == 3
     tuning = tuned(plan, numpy_gpu, tmp_path)
     rows = read(tmp_path / NAME)
-    assert len(rows) == 2 and all("form=" in row.way and row.usual for row in rows)
+    assert len(rows) == 2 and all("form=" in row.config and row.usual for row in rows)
     assert {row.machine for row in rows} == {rows[0].machine} and "sm_90" in rows[0].machine
     assert len(NumpyTrial.launched) > 12
     NumpyTrial.launched.clear()
     tuned(plan, numpy_gpu, tmp_path)
     assert NumpyTrial.launched == []
 
-    assert set(ways(planned(), numpy_gpu).values()) == {AS_EVER}
+    assert set(ways(planned(), numpy_gpu).values()) == {DEFAULT_CONFIG}
     again = planned()
     tuning.choose(again)
     found = ways(again, numpy_gpu)
-    assert {str(way) for way in found.values()} == {row.way for row in rows}
+    assert {str(config) for config in found.values()} == {row.config for row in rows}
     usual, mine = ({j.kernel.entry for j in jobs(p, numpy_gpu)} for p in (planned(), again))
     assert len(mine) == len(usual) == 2 and not mine & usual
 
@@ -158,18 +158,20 @@ def test_a_wrong_kernel_of_a_gpu_does_not_win(
     product = next(s for s in numpy_gpu.subjects(planned()) if len(s.steps) == 1)
     _, wrong, *others = numpy_gpu.choices(product.order.request)["form"]
 
-    def planted(self: CudaTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
+    def planted(
+        self: CudaTarget, request: Any, label: str, config: KernelConfig = DEFAULT_CONFIG
+    ) -> Generated:
         """One form sums up the first half only."""
-        if way.word("form") == wrong:
+        if config.choice("form") == wrong:
             matmul = request.matmul
             request = replace(request, matmul=replace(matmul, k=matmul.k // 2))
-        return generate(self, request, label, way)
+        return generate(self, request, label, config)
 
     monkeypatch.setattr(CudaTarget, "generate", planted)
     stage = trial.Stage(product.steps, planned(), lambda x, pack: x, numpy_gpu)
-    race = tuner.Race(product.order, numpy_gpu, stage, 1)
-    entered = race.enter(Way((("form", x),)) for x in (wrong, others[0]))
-    assert [e.way.word("form") for e in entered] == others[:1]
+    benchmark = tuner.KernelBenchmark(product.order, numpy_gpu, stage, 1)
+    entered = benchmark.enter(KernelConfig((("form", x),)) for x in (wrong, others[0]))
+    assert [e.config.choice("form") for e in entered] == others[:1]
 
 
 def test_kernels_that_stand_beside_others_keep_the_size_of_their_blocks(
@@ -177,11 +179,11 @@ def test_kernels_that_stand_beside_others_keep_the_size_of_their_blocks(
 ) -> None:
     product = next(s for s in numpy_gpu.subjects(planned()) if len(s.steps) == 1)
     forms = numpy_gpu.choices(product.order.request)["form"]
-    chosen = [Way((("form", x),)) for x in (forms[1], forms[-1])]
+    chosen = [KernelConfig((("form", x),)) for x in (forms[1], forms[-1])]
     for beside in (False, True):
         stage = trial.Stage(product.steps, planned(), lambda x, pack: x, numpy_gpu)
-        race = tuner.Race(product.order, numpy_gpu, stage, 1, beside)
-        blocks = [e.made.launch.block for e in race.enter(chosen)]  # type: ignore[union-attr]
+        benchmark = tuner.KernelBenchmark(product.order, numpy_gpu, stage, 1, beside)
+        blocks = [e.made.launch.block for e in benchmark.enter(chosen)]  # type: ignore[union-attr]
         assert blocks == [128] if beside else blocks == [128, 512]
 
 
@@ -200,7 +202,7 @@ def test_pieces_of_nests_are_choices_where_there_is_much_to_do() -> None:
     for request, choice in zip(requests, choices, strict=True):
         usual = target.generate(request, "nest").kernel.entry
         made = {
-            target.generate(request, "nest", AS_EVER.having(name, value)).kernel.entry
+            target.generate(request, "nest", DEFAULT_CONFIG.having(name, value)).kernel.entry
             for name, values in choice.items()
             for value in values
         }
@@ -232,9 +234,7 @@ def called(model: Any, inputs: Any, config: torchair.CompilerConfig) -> torch.Te
 @pytest.mark.cuda
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @torch.no_grad()
-def test_a_decode_step_is_tuned(
-    bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decode_step_is_tuned(bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(LLAMA["4 layers"], layers=2, ffn=768)
     model = build(Llama, config).to("cuda", torch.bfloat16)
     if bits < 16:
@@ -262,8 +262,8 @@ def test_a_decode_step_is_tuned(
 def test_ways_of_a_gpu_that_do_not_show_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
-        return [100.0 / (1 + k) for k in range(len(entrants))]
+    def times(candidates: Sequence[Candidate], windows: int = 0) -> list[float]:
+        return [100.0 / (1 + k) for k in range(len(candidates))]
 
     seen: list[list[float]] = []
 
@@ -280,4 +280,4 @@ def test_ways_of_a_gpu_that_do_not_show_are_dropped(
         torch.testing.assert_close(got, model(x), atol=1e-4, rtol=1e-4)
     rows = read(tmp_path / NAME)
     assert len(seen) == 2 and all(0 < t < 1 for pair in seen for t in pair)
-    assert rows and not any(row.way for row in rows)
+    assert rows and not any(row.config for row in rows)

@@ -17,7 +17,7 @@ from models import BERT, LLAMA, Bert, Llama, bert_inputs, build, llama_inputs
 from torchair.codegen.cuda.target import CudaTarget, cuda
 from torchair.codegen.loops import Nest, const, op
 from torchair.codegen.requests import Joint, Product
-from torchair.codegen.target import AS_EVER, Generated, Way
+from torchair.codegen.target import DEFAULT_CONFIG, Generated, KernelConfig
 from torchair.verification.report import Author
 
 pytestmark = pytest.mark.cuda
@@ -57,9 +57,7 @@ def test_what_is_right_is_said_to_be(make: Callable[[], Any], mode: str, tmp_pat
 
 def scaled(nest: Nest) -> Nest:
     """Everything that it stores is one percent too large."""
-    stores = (
-        replace(s, value=op("mul", s.value, const(1.01, s.value.dtype))) for s in nest.stores
-    )
+    stores = (replace(s, value=op("mul", s.value, const(1.01, s.value.dtype))) for s in nest.stores)
     return replace(nest, stores=tuple(stores))
 
 
@@ -68,13 +66,15 @@ def wrong_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products of few rows are too large."""
     generate = CudaTarget.generate
 
-    def planted(self: CudaTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
+    def planted(
+        self: CudaTarget, request: Any, label: str, config: KernelConfig = DEFAULT_CONFIG
+    ) -> Generated:
         if isinstance(request, Joint):
             inner = request.product
             request = replace(request, product=replace(inner, epilogue=scaled(inner.epilogue)))
         elif isinstance(request, Product):
             request = replace(request, epilogue=scaled(request.epilogue))
-        return generate(self, request, label, way)
+        return generate(self, request, label, config)
 
     known = cuda(0)._joints, cuda(0)._orders
     cuda(0)._joints, cuda(0)._orders = {}, {}

@@ -264,9 +264,7 @@ def test_sizes_seen_before_are_not_planned_again(monkeypatch):
     run = traced_dynamic(lambda x: torch.relu(x).sum(0) * 2)
     planned = []
     plan = GraphCompiler.plan
-    monkeypatch.setattr(
-        GraphCompiler, "plan", lambda *args: planned.append(1) or plan(*args)
-    )
+    monkeypatch.setattr(GraphCompiler, "plan", lambda *args: planned.append(1) or plan(*args))
     for n in [*range(2, 302), 2, 3, 301]:
         x = torch.randn(n, 3)
         (got,) = run(n, x)
@@ -464,9 +462,12 @@ def test_backend_names_need_no_import():
     assert "torchair" in sys.modules
     """
     done = subprocess.run(
-        [sys.executable, "-c", inspect.cleandoc(code)], cwd=ROOT / "docs",
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", inspect.cleandoc(code)],
+        cwd=ROOT / "docs",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -219,17 +219,38 @@ ARGUMENT = f"{BROKEN}the argument x is not what the call was compiled for"
         (_Other.nothing, torch.randn(4, 6), {}, ARGUMENT),
         (_Other.nothing, torch.randn(6, 3).t(), {}, ARGUMENT),
         (_Other.nothing, torch.randn(3, 6, dtype=torch.float64), {}, ARGUMENT),
-        (_Other.nothing, None, {"topology_sorting_strategy": "BFS"},
-         "Block.plain is compiled again: ge.topoSortingMode was 1, now it is 0"),
+        (
+            _Other.nothing,
+            None,
+            {"topology_sorting_strategy": "BFS"},
+            "Block.plain is compiled again: ge.topoSortingMode was 1, now it is 0",
+        ),
     ],
-    ids=["source", "helper", "version", "number", "setting", "mode", "weight", "tied", "buffer",
-         "dims", "strides", "type", "option"],
-)  # fmt: skip
+    ids=[
+        "source",
+        "helper",
+        "version",
+        "number",
+        "setting",
+        "mode",
+        "weight",
+        "tied",
+        "buffer",
+        "dims",
+        "strides",
+        "type",
+        "option",
+    ],
+)
 def test_what_has_changed_is_said_and_compiled_again(
-    kept: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[pytest.MonkeyPatch], Block], x: torch.Tensor | None,
-    options: dict[str, Any], reason: str,
-) -> None:  # fmt: skip
+    kept: Path,
+    traced: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pytest.MonkeyPatch], Block],
+    x: torch.Tensor | None,
+    options: dict[str, Any],
+    reason: str,
+) -> None:
     model = change(monkeypatch)
     x = torch.randn(3, 6) if x is None else x
     with pytest.warns(UserWarning, match=reason):
@@ -247,10 +268,14 @@ def test_folders_tell_options_modules_and_ranks_apart(
     paths = [
         compiled_to_file(Block(), tmp_path, **given).path
         for given in (
-            {}, {"dynamic": False}, {"config": config(remove_noop_ops=False)}, {"tp_rank": 1},
-            {"tp_rank": 1, "pp_rank": 0}, {"ge_cache": True},
+            {},
+            {"dynamic": False},
+            {"config": config(remove_noop_ops=False)},
+            {"tp_rank": 1},
+            {"tp_rank": 1, "pp_rank": 0},
+            {"ge_cache": True},
         )
-    ]  # fmt: skip
+    ]
     assert len(set(paths)) == 6
     assert paths[3].parts[-3] == "tp_rank1" and paths[4].parts[-3] == "tp_rank1_pp_rank0"
     assert paths[5].parts[-3].startswith("Block_dynamic_gecache_")
@@ -274,9 +299,9 @@ def test_what_cannot_be_a_cached_method_is_refused() -> None:
     backend = torchair.get_npu_backend(compiler_config=config())
     with pytest.raises(ValueError, match="different from the config during cache generation"):
         cache_compile(Block().plain, config=config(remove_noop_ops=False), backend=backend)
-    assert cache_compile(Block().plain, backend=backend)._config is backend.keywords[
-        "compiler_config"
-    ]
+    assert (
+        cache_compile(Block().plain, backend=backend)._config is backend.keywords["compiler_config"]
+    )
 
 
 def test_a_folder_of_another_user_is_left_alone(
@@ -422,9 +447,14 @@ def test_a_model_of_transformers(tmp_path: Path, traced: list[Any]) -> None:
     from transformers import LlamaConfig, LlamaModel
 
     sizes = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, use_cache=False,
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
     tokens = torch.tensor([[1, 5, 3]])
     for _ in range(2):
         model = LlamaModel(sizes).eval()
@@ -659,9 +689,7 @@ def test_a_file_that_others_may_read_or_write_is_not_used(kept: Path, traced: li
     assert len(traced) == 1 and path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_full_disk_costs_the_cache_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_costs_the_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, data: bytes, mode: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -757,11 +785,22 @@ values = [call(x).tolist() for _ in range(4)][-1]
 print(json.dumps([there, values, list(sys.modules), call._quick != call._slowly]))
 """
 
-TRACERS = {"torch._dynamo", "torch._functorch.aot_autograd", "torchair.convert",
-           "torchair.pipeline"}  # fmt: skip
+TRACERS = {
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torchair.convert",
+    "torchair.pipeline",
+}
 SYMPY = {"sympy", "torch.fx.experimental.symbolic_shapes"}
-COMPILER = {"torchair.operators", "torchair.engine.fuse", "torchair.engine.lower", "torchair.ge",
-            "torchair.serde", "google.protobuf", "torchair.codegen.requests"}  # fmt: skip
+COMPILER = {
+    "torchair.operators",
+    "torchair.engine.fuse",
+    "torchair.engine.lower",
+    "torchair.ge",
+    "torchair.serde",
+    "google.protobuf",
+    "torchair.codegen.requests",
+}
 
 
 @pytest.mark.parametrize(
@@ -782,9 +821,11 @@ def test_a_later_process_loads_no_tracer(
     for _ in range(2):
         run = subprocess.run(
             [sys.executable, program, tmp_path / "cache", mode, str(dynamic)],
-            capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=True,
+        )
         found.append(json.loads(run.stdout.splitlines()[-1]))
     assert [there for there, *_ in found] == [False, True]
     assert found[0][1] == found[1][1]

@@ -379,9 +379,12 @@ def test_dead_code_goes_and_effects_stay():
 
     gm = apply(traced(fn, x34()), "eliminate_dead_code")
     assert targets(gm) == [
-        "aten.rand.default", "air.scope_enter.default", "aten.add.Tensor",
-        "air.scope_exit.default", "air.wait.default",
-    ]  # fmt: skip
+        "aten.rand.default",
+        "air.scope_enter.default",
+        "aten.add.Tensor",
+        "air.scope_exit.default",
+        "air.wait.default",
+    ]
 
 
 def test_copy_onto_itself_goes():

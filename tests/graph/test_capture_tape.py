@@ -19,7 +19,7 @@ import models
 from random_functions import Program
 from tape_tools import Captured
 from torchair.capture.base import (
-    Kept,
+    FixedResult,
     OfArgument,
     Pooled,
 )
@@ -28,8 +28,6 @@ from torchair.errors import CaptureError, InputError
 from torchair.fx.forms import out_form
 
 aten = torch.ops.aten
-
-
 
 
 def changed(args: Sequence[Any], seed: int) -> list[Any]:
@@ -378,7 +376,7 @@ def test_a_tensor_that_the_graph_holds_is_a_result():
     constant = noise(4)
     captured = Captured(lambda x: (constant, constant[1:], x + constant), (noise(4),))
     kinds = [type(s) for s in captured.recording.sources]
-    assert kinds == [Kept, Kept, Pooled]
+    assert kinds == [FixedResult, FixedResult, Pooled]
     constant.mul_(2)
     results = captured(torch.zeros(4))
     assert results[0] is constant and torch.equal(results[2], constant)
@@ -423,7 +421,7 @@ def test_sources_tell_where_results_are():
     assert pooled == Pooled(0, torch.float32, (4, 4), (4, 1), 0, 0)
     assert part == Pooled(0, torch.float32, (3, 4), (4, 1), 4, 1)
     assert isinstance(argument, OfArgument) and isinstance(view, OfArgument)
-    assert number == Kept(3)
+    assert number == FixedResult(3)
 
 
 def test_conjugates_become_results_of_their_own():
@@ -469,12 +467,17 @@ def test_layouts_of_inputs(layout, clone_input):
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda x: F.dropout(x), torch.rand_like, lambda x: x.bernoulli(0.5),
-        lambda x: torch.randn(3), lambda x: torch.empty(5).uniform_(),
-        lambda x: torch.randint(9, (4,)), lambda x: torch.randperm(9),
-        lambda x: x.abs().multinomial(2), lambda x: torch.normal(x, 1.0),
+        lambda x: F.dropout(x),
+        torch.rand_like,
+        lambda x: x.bernoulli(0.5),
+        lambda x: torch.randn(3),
+        lambda x: torch.empty(5).uniform_(),
+        lambda x: torch.randint(9, (4,)),
+        lambda x: torch.randperm(9),
+        lambda x: x.abs().multinomial(2),
+        lambda x: torch.normal(x, 1.0),
     ],
-)  # fmt: skip
+)
 def test_random_numbers_are_drawn_anew(draw):
     def function(x):
         return draw(x), draw(x + 1)
@@ -798,14 +801,18 @@ def test_a_recorded_training_step():
 @pytest.mark.parametrize(
     ("op", "form"),
     [
-        (aten.add.Tensor, "aten.add.out"), (aten.cat.default, "aten.cat.out"),
-        (aten.sum.dim_IntList, "aten.sum.IntList_out"), (aten.zeros.default, "aten.zeros.out"),
-        (aten.topk.default, "aten.topk.values"), (aten.relu_.default, None),
+        (aten.add.Tensor, "aten.add.out"),
+        (aten.cat.default, "aten.cat.out"),
+        (aten.sum.dim_IntList, "aten.sum.IntList_out"),
+        (aten.zeros.default, "aten.zeros.out"),
+        (aten.topk.default, "aten.topk.values"),
+        (aten.relu_.default, None),
         (aten._foreach_add.List, "aten._foreach_add.List_out"),
         (aten.arange.start_step, "aten.arange.start_out"),
-        (aten.t.default, None), (aten.native_layer_norm.default, "aten.native_layer_norm.out"),
+        (aten.t.default, None),
+        (aten.native_layer_norm.default, "aten.native_layer_norm.out"),
     ],
-)  # fmt: skip
+)
 def test_out_forms(op, form):
     found = out_form(op)
     assert (None if found is None else str(found.op)) == form
@@ -821,5 +828,8 @@ def test_what_is_recorded():
 
     captured = check(function, noise(4, 4))
     assert captured.calls == [
-        "aten.add.Tensor", "aten.mul_.Tensor", "aten.copy_.default", "aten._to_copy.default",
-    ]  # fmt: skip
+        "aten.add.Tensor",
+        "aten.mul_.Tensor",
+        "aten.copy_.default",
+        "aten._to_copy.default",
+    ]

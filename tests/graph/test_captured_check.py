@@ -128,8 +128,10 @@ def test_files_and_warning(tmp_path, capsys):
     names = sorted(p.name for p in tmp_path.iterdir())
     assert all(n.startswith(f"graph_7_id_{id(gm)}_rank_0_pid_") for n in names)
     assert [n.partition("_ts_")[2].lstrip("0123456789") for n in names] == [
-        ".json", "_filtered.json", "_filtered_deadlock_check.json",
-    ]  # fmt: skip
+        ".json",
+        "_filtered.json",
+        "_filtered_deadlock_check.json",
+    ]
     marked = json.loads((tmp_path / names[2]).read_text())["traceEvents"]
     assert sum(e["name"].startswith("dead_lock_") for e in marked) == 2
 

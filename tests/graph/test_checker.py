@@ -399,10 +399,16 @@ def _dead_reader() -> list[Value]:
 
 @pytest.mark.parametrize(
     "make",
-    [_ordered_by_a_wait, _ordered_by_data, _ordered_by_a_detour, _ordered_by_the_stream,
-     _both_read, _dead_reader],
+    [
+        _ordered_by_a_wait,
+        _ordered_by_data,
+        _ordered_by_a_detour,
+        _ordered_by_the_stream,
+        _both_read,
+        _dead_reader,
+    ],
     ids=lambda m: m.__name__.strip("_"),
-)  # fmt: skip
+)
 def test_right_graphs_pass(make):
     assert findings(make) == []
 
@@ -476,8 +482,9 @@ def test_two_collectives_that_need_too_many_cores(tmp_path, capsys):
     )
     marked = read_events(tmp_path / "risks.json")
     assert [(e["name"], e["dur"]) for e in marked] == [
-        ("dead_lock_aiv_all_reduce", 49.5), ("dead_lock_MoeDispatch", 49.5),
-    ]  # fmt: skip
+        ("dead_lock_aiv_all_reduce", 49.5),
+        ("dead_lock_MoeDispatch", 49.5),
+    ]
 
 
 _PAIR = [kernel("aiv_a", 1, 0, 30), kernel("aiv_b", 2, 10, 30)]
@@ -549,9 +556,14 @@ def test_filter_keeps_communication_and_order(tmp_path, capsys):
     assert written == str(tmp_path / "few.json")
     kept = read_events(written)
     assert sorted(e["name"] for e in kept) == [
-        "EVENT_RECORD_7", "EVENT_WAIT_7", "STREAM_ACTIVE_4", "aiv_a", "aiv_b", "dispatch",
+        "EVENT_RECORD_7",
+        "EVENT_WAIT_7",
+        "STREAM_ACTIVE_4",
+        "aiv_a",
+        "aiv_b",
+        "dispatch",
         "thread_name",
-    ]  # fmt: skip
+    ]
     (moved,) = [e for e in kept if e["name"] == "dispatch"]
     assert (moved["tid"], moved["ts"]) == ("2", 37.5)  # behind the task that starts its stream
     assert "7 of 9 events" not in capsys.readouterr().out

@@ -9,7 +9,7 @@ import torch
 import torchair
 from torchair.cli import main
 from torchair.cli.tables import npu_operators_page, operators_page, options_page
-from torchair.codegen.kept import key_of, store
+from torchair.codegen.kernel_cache import key_of, store
 from torchair.convert.table import lines
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -34,8 +34,13 @@ def torchrun(folder, *command):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [sys.executable, *launch, *map(str, command)],
-        env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -54,10 +59,6 @@ def test_models_of_transformers(tmp_path, option, lines):
 
 
 # ---- two processes in this test
-
-
-
-
 
 
 def given(rank, rows=4):
@@ -87,16 +88,28 @@ def check_define(rank, folder):
     both = given(0), given(1)
     whole = torch.cat(both)
     expected = (
-        both[0][:2], both[1][:3], *both, torch.stack(both), whole,
-        torch.cat([both[0][:2], both[1][:3]]), (whole[:5] * 2).split([2, 3])[rank], both[1] * 2,
-    )  # fmt: skip
+        both[0][:2],
+        both[1][:3],
+        *both,
+        torch.stack(both),
+        whole,
+        torch.cat([both[0][:2], both[1][:3]]),
+        (whole[:5] * 2).split([2, 3])[rank],
+        both[1] * 2,
+    )
     x = given(rank)
     conversion = convert(fn, x)
     types = [n.type for n in conversion.graph.nodes if n.type.startswith("Hcom")]
     assert types == [
-        "HcomBroadcast", "HcomBroadcast", "HcomAllGather", "HcomAllGather", "HcomAllGather",
-        "HcomAllGatherV", "HcomReduceScatterV", "HcomBroadcast",
-    ]  # fmt: skip
+        "HcomBroadcast",
+        "HcomBroadcast",
+        "HcomAllGather",
+        "HcomAllGather",
+        "HcomAllGather",
+        "HcomAllGatherV",
+        "HcomReduceScatterV",
+        "HcomBroadcast",
+    ]
     for got in (fn(x), run(conversion, [x]), compiled(fn)(x)):
         for g, e in zip(got, expected, strict=True):
             torch.testing.assert_close(g, e)
@@ -371,10 +384,12 @@ def test_a_process_that_dies_is_told_by_the_others(tmp_path, backend):
     both = [
         subprocess.Popen(
             [sys.executable, script, str(rank), tmp_path / "store", backend],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     said = [p.communicate(timeout=300)[0] for p in both]
     assert [p.returncode for p in both] == [7, 3]
     assert said[0].startswith("2 HcomAllReduce failed")

@@ -191,8 +191,6 @@ def test_errors_name_argument_expected_and_got(given, named, got):
     assert compiled(x)[0].shape == (4, 8)  # and it goes on
 
 
-
-
 def test_an_argument_too_many_is_an_error():
     compiled = torchair.compile(torch.add, (torch.ones(2), torch.ones(2)))
     two = torchair.compile(lambda x, y: x * y, (torch.ones(2), torch.ones(2)))
@@ -319,8 +317,10 @@ def test_dataclasses_go_in_and_out():
         got, wanted = compiled(*args), model(*args)
         assert type(got) is Found and type(got.more[0]) is Meta
         assert got.more[0].is_prompt is prompt
-        same([got.total, got.more[0].data, got.more[1]["y"]],
-             [wanted.total, wanted.more[0].data, wanted.more[1]["y"]])  # fmt: skip
+        same(
+            [got.total, got.more[0].data, got.more[1]["y"]],
+            [wanted.total, wanted.more[0].data, wanted.more[1]["y"]],
+        )
     assert len(compiled.versions) == 2
     strict = torchair.compile(model, given(True))
     with pytest.raises(InputError, match=r"x\.data is not what(.|\n)*dims \[3, 4\]"):
@@ -362,9 +362,11 @@ def test_what_arguments_share_is_no_part_of_the_code(example, on_mismatch):
             "halves": lambda: (both.view(-1)[:6].view(2, 3), both.view(-1)[6:12].view(2, 3)),
             "columns": lambda: (both[:2, ::2], both[:2, 1::2]),
             "same": lambda: (both.view(-1)[:6].view(2, 3),) * 2,
-            "overlapping": lambda: (both.as_strided((2, 3), (3, 1)),
-                                    both.as_strided((2, 3), (3, 1), 2)),
-        }[kind]()  # fmt: skip
+            "overlapping": lambda: (
+                both.as_strided((2, 3), (3, 1)),
+                both.as_strided((2, 3), (3, 1), 2),
+            ),
+        }[kind]()
 
     compiled = torchair.compile(update, given(example), on_mismatch=on_mismatch)
     kinds = ["apart", "same", "halves", "overlapping", "apart", "apart", "halves", "overlapping"]
@@ -481,7 +483,8 @@ def test_memory_is_told_and_handed_in():
             block.zero_()
             same(compiled(x), model(x))
             assert block.any() == bool(needed.feature_memory_size)
-    assert compiled.versions[0].session().held is not None  # weights are frozen all the same
+    # weights are frozen all the same
+    assert compiled.versions[0].session().frozen_tensors is not None
 
 
 def test_threads_share_a_compiled_model():

@@ -274,10 +274,13 @@ def test_kernels_get_every_kind_of_argument(lib):
         inputs=["x", "y?", "zs*"],
         outputs=["out"],
         attrs={
-            "n": "Int", "dims": "ListInt", "dtype": "DataType", "word": "Str",
+            "n": "Int",
+            "dims": "ListInt",
+            "dtype": "DataType",
+            "word": "Str",
             "flag": ("Bool", True),
         },
-    )  # fmt: skip
+    )
 
     def fn(x, y):
         return op(x, None, [y, x], 3, [1, 0], torch.float64, "w")

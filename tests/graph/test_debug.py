@@ -25,15 +25,24 @@ from torchair.ge.graph import Graph, Origin
 from torchair.log import EVENT_LEVEL
 
 FX_PASSES = [
-    "post_grad_custom_pre_pass", "optimize_noop_ops", "recover_view_inplace_pattern",
-    "optimize_sym_input", "apply_pattern_passes", "view_to_reshape", "post_grad_custom_post_pass",
-]  # fmt: skip
+    "post_grad_custom_pre_pass",
+    "optimize_noop_ops",
+    "recover_view_inplace_pattern",
+    "optimize_sym_input",
+    "apply_pattern_passes",
+    "view_to_reshape",
+    "post_grad_custom_post_pass",
+]
 GE_PASSES = [
-    "optimize_sym_pack", "remove_dead_data_and_reorder_data_index",
-    "optimize_reference_op_redundant_copy", "mapping_assign_op_to_graph_output",
-    "explicit_order_for_side_effect_nodes", "explicit_order_for_cmo", "move_transpose_into_mm",
+    "optimize_sym_pack",
+    "remove_dead_data_and_reorder_data_index",
+    "optimize_reference_op_redundant_copy",
+    "mapping_assign_op_to_graph_output",
+    "explicit_order_for_side_effect_nodes",
+    "explicit_order_for_cmo",
+    "move_transpose_into_mm",
     "move_mm_weight_transpose_after_bitcast",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +82,13 @@ def run_fresh(code: str, folder: Path, **variables: str) -> Any:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TNG_"))}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env={**environment, **variables},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -128,8 +141,10 @@ def test_debug_files_of_training(debug_run):
 
 def test_debug_files_show_the_graph_at_their_stage(debug_run):
     folder = debug_run[0] / "model__0"
-    texts = {re.sub(r"\d+_aot_forward_(.*)\.\w+", r"\1", p.name): p.read_text()
-             for p in (folder / "forward").iterdir()}  # fmt: skip
+    texts = {
+        re.sub(r"\d+_aot_forward_(.*)\.\w+", r"\1", p.name): p.read_text()
+        for p in (folder / "forward").iterdir()
+    }
     assert "view(-1)" in (folder / "dynamo_out_graph.txt").read_text()
     assert "aten.view.default" in texts["graph"]
     assert "aten.view.default" not in texts["graph_after_view_to_reshape"]
@@ -421,6 +436,8 @@ def test_profiler_labels():
     assert {"npu_fx_compiler inference", "TorchNpuGraphBase::Run"} <= names
     assert not {"TorchNpuGraphBase::Load", "TorchNpuGraphBase::Compile"} & names
     assert {
-        "npu_fx_compiler inference", "TorchNpuGraphBase::Load", "TorchNpuGraphBase::Compile",
+        "npu_fx_compiler inference",
+        "TorchNpuGraphBase::Load",
+        "TorchNpuGraphBase::Compile",
         "TorchNpuGraphBase::Run",
-    } <= {e.key for e in first.key_averages()}  # fmt: skip
+    } <= {e.key for e in first.key_averages()}

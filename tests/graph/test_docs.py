@@ -47,8 +47,12 @@ def run(arguments: list[str], folder: Path) -> str:
     environment["PYTHONPATH"] = str(ROOT / "src")
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -57,8 +61,6 @@ def plain(text: str) -> str:
     """Text without what differs between machines: our folder, carets under source lines."""
     lines = text.replace(f"{ROOT}{os.sep}", "").splitlines()
     return "\n".join(re.sub(r"\s+[\^~]+$", "", line).rstrip() for line in lines)
-
-
 
 
 def pieces(block: str) -> list[str]:
@@ -148,8 +150,11 @@ def test_files_of_a_linear_are_those_that_the_tour_lists(tmp_path, monkeypatch):
     counted, page = linear_files(tmp_path, monkeypatch)
     way, beside = page.partition("On a GPU the walk")[0].split("\nThe other ")
     walked = re.findall(r"^\d+\. \[([^]]+)\]", way, re.MULTILINE)
-    asked = [f for line in re.findall(r"^- .*$", beside, re.MULTILINE)
-             for f in re.findall(r"\[([^]]+)\]\(", line)]  # fmt: skip
+    asked = [
+        f
+        for line in re.findall(r"^- .*$", beside, re.MULTILINE)
+        for f in re.findall(r"\[([^]]+)\]\(", line)
+    ]
     assert sorted([*walked, *asked]) == sorted(counted)
     assert f"functions of {len(counted)} files" in way and beside.startswith(f"{len(asked)} files")
     # Who is walked is not a matter of taste: of each other file few functions run, unless it

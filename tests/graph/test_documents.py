@@ -43,19 +43,26 @@ def run_document(name: str, folder: Path, **changes: str) -> str:
                 "# config.post_grad": "config.post_grad",
                 "pbtxt": "py",
             },
-            "post", "py",
+            "post",
+            "py",
         ),
     ],
     ids=["as printed", "reduce-overhead"],
-)  # fmt: skip
+)
 def test_a_pass_over_streams(changes, stage, kind, tmp_path):
     said = run_document("custom_pass", tmp_path, **changes)
     after = said.split(f"after post_grad_custom_{stage}_pass optimization, graph is graph():")[1]
     targets = re.findall(r"target=torch\.ops\.(\w+\.\w+)", after.split("return")[0])
     assert targets == [
-        "air.scope_enter", "aten.mm", "aten.abs", "air.record", "air.scope_exit", "aten.add",
-        "air.wait", "aten.sub",
-    ]  # fmt: skip
+        "air.scope_enter",
+        "aten.mm",
+        "aten.abs",
+        "air.record",
+        "air.scope_exit",
+        "aten.add",
+        "air.wait",
+        "aten.sub",
+    ]
     stages = {path.name.split("_")[1] for path in (tmp_path / "graph_dump").glob(f"*.{kind}")}
     assert stages == {"original", "optimized"}
     (trace,) = (tmp_path / "prof").glob("*.json")
@@ -76,11 +83,12 @@ def test_the_shortest_program(tmp_path):
         ({"dynamic=False": "dynamic=True"}, "-1", "Cast_0"),
         (
             {"dynamic=False": "dynamic=True", "# torch._dynamo.mark": "torch._dynamo.mark"},
-            "100", "Cast_0",
+            "100",
+            "Cast_0",
         ),
     ],
     ids=["static", "dynamic", "mark_static"],
-)  # fmt: skip
+)
 def test_static_and_dynamic_graphs(changes, rows, factor, tmp_path):
     run_document("dynamic_static", tmp_path, **changes)
     (dump,) = tmp_path.glob("dynamo_original_graph_1_*.py")

@@ -16,7 +16,9 @@ def test_device(group):
 
 
 def test_importing_torchair_installs_nothing():
-    done = run("-c", """if True:
+    done = run(
+        "-c",
+        """if True:
         import importlib.util, sys, torch, torchair
         assert not hasattr(torch, "npu") and not hasattr(torch.Tensor, "npu")
         assert torch._C._get_privateuse1_backend_name() == "privateuseone"
@@ -25,22 +27,28 @@ def test_importing_torchair_installs_nothing():
         import torchair.ascend.emulate
         assert not hasattr(torch, "npu") and not torchair.ascend.emulate.installed()
         assert torchair.ascend.emulate.why_not() is None
-    """)  # fmt: skip
+    """,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_installing_is_light():
-    done = run("-c", """if True:
+    done = run(
+        "-c",
+        """if True:
         import sys, torchair.ascend.emulate
         torchair.ascend.emulate.install()
         import torch_npu
         assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
-    """)  # fmt: skip
+    """,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_package_tells_what_it_has():
-    done = run("-c", """if True:
+    done = run(
+        "-c",
+        """if True:
         import importlib.util, sys
         import torchair, torchair.ascend.emulate
         assert torchair.ascend.emulate.install(3)
@@ -69,7 +77,8 @@ def test_the_package_tells_what_it_has():
             torchair.ascend.emulate.install(4)
         except RuntimeError as e:
             print(e)
-    """)  # fmt: skip
+    """,
+    )
     assert done.returncode == 0, done.stderr
     unknown, module, again = done.stdout.splitlines()
     assert unknown.startswith("torch_npu.npu_rms_nrom is not part of the emulation. Did you mean")
@@ -117,28 +126,36 @@ def test_a_distribution_alone_is_enough_to_step_aside(tmp_path):
 
 
 def test_another_device_is_left_alone():
-    done = run("-c", """if True:
+    done = run(
+        "-c",
+        """if True:
         import torch, torchair.ascend.emulate
         torch.utils.rename_privateuse1_backend("other")
         assert not torchair.ascend.emulate.install()
         print(torchair.ascend.emulate.why_not())
-    """)  # fmt: skip
+    """,
+    )
     assert "'other'" in done.stdout, done.stderr
 
 
 def test_visible_devices_are_counted():
-    done = run("-c", """if True:
+    done = run(
+        "-c",
+        """if True:
         import os
         os.environ["ASCEND_RT_VISIBLE_DEVICES"] = "0, 2"
         import torch, torchair.ascend.emulate
         torchair.ascend.emulate.install()
         print(torch.npu.device_count())
-    """)  # fmt: skip
+    """,
+    )
     assert done.stdout == "2\n", done.stderr
 
 
 def test_weights_in_formats_of_the_device():
-    done = run("-c", """if True:
+    done = run(
+        "-c",
+        """if True:
         import torch, torchair, torchair.ascend.emulate
         from torchair.experimental.inference import use_internal_format_weight
         model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1).half(), torch.nn.Linear(4, 4))
@@ -176,13 +193,16 @@ def test_weights_in_formats_of_the_device():
             assert "1000 is no format" in str(e)
         else:
             raise AssertionError("1000 is a format")
-    """)  # fmt: skip
+    """,
+    )
     assert done.returncode == 0, done.stderr
     assert "use_internal_format_weight needs torch_npu" in done.stderr + done.stdout
 
 
 def test_graphs_made_by_hand_run_on_the_device():
-    done = run("-c", """if True:
+    done = run(
+        "-c",
+        """if True:
         import torchair.ascend.emulate
         torchair.ascend.emulate.install()
         import torch, torch_npu, torchair
@@ -205,12 +225,15 @@ def test_graphs_made_by_hand_run_on_the_device():
         (host, _) = executor.run([torch.ones(3, 2), y])
         assert host.is_cpu and host.eq(4).all()
         assert _npu_graph_executor.GetNpuStorageSizes(x) == [2, 2]
-    """)  # fmt: skip
+    """,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_tensors_over_addresses():
-    done = run("-c", """if True:
+    done = run(
+        "-c",
+        """if True:
         import torch, torchair
         def refused(kind, text, *args):
             try:
@@ -240,5 +263,6 @@ def test_tensors_over_addresses():
         assert c.device.type == "npu"
         c.add_(5)
         assert host[0].eq(6).all()
-    """)  # fmt: skip
+    """,
+    )
     assert done.returncode == 0, done.stderr

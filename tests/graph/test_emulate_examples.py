@@ -99,8 +99,9 @@ def check_streams(folder: Path) -> None:
     assert list((folder / "graph_dump").glob("dynamo_original_graph_1_*.pbtxt"))
     (trace,) = (folder / "prof").glob("*.pt.trace.json")
     events = json.loads(trace.read_text())["traceEvents"]
-    rows = {e["tid"]: e["args"]["name"] for e in events
-            if e["name"] == "thread_name" and e["pid"] == 0}  # fmt: skip
+    rows = {
+        e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 0
+    }
     assert sorted(rows.values()) == ["default stream", "stream_1"]
     ran = {e["name"]: e for e in events if e.get("cat") == "kernel"}
     assert {rows[ran[name]["tid"]] for name in ("MatMul", "Abs")} == {"stream_1"}

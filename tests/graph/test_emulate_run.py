@@ -97,9 +97,12 @@ def test_interrupts_pass_through(write):
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     process = subprocess.Popen(
         [sys.executable, "-m", "torchair", "run", script],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

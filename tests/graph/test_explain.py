@@ -15,10 +15,10 @@ import torchair
 from torchair import process
 from torchair.explanation import units
 from torchair.explanation.api import Break, Collector, Explanation, GraphRow
-from torchair.explanation.units import Rates
+from torchair.explanation.units import MachineRates
 from torchair.runner import observed
 
-PEAK = Rates(1e18, 1e18, 1e18)
+PEAK = MachineRates(1e18, 1e18, 1e18)
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +46,10 @@ def test_breaks_units_and_operators_without_converter():
     assert unit.moved == 4 * (4 * 8 + 8 * 16 + 4 * 16)
     assert unit.operations >= 2 * 4 * 8 * 16 and "test_explain.py" in unit.line
     assert [(u.name, u.kind) for u in second.units] == [
-        ("i0", "torch"), ("_softmax", "native"), ("sum", "native"),
-    ]  # fmt: skip
+        ("i0", "torch"),
+        ("_softmax", "native"),
+        ("sum", "native"),
+    ]
     text = str(told)
     assert "graphs 2, breaks 1, recompiles 0" in text and "mm+gelu" in text
     assert "ReduceSum reduces other axes" in text and "% of the machine" in text
@@ -94,13 +96,13 @@ def test_rates_are_kept_and_measured_again_where_they_are_beaten(monkeypatch, tm
         get = staticmethod(kept.get)
         put = staticmethod(kept.__setitem__)
 
-    made = iter([Rates(1.0, 9.0, 3.0), Rates(2.0, 8.0, 3.0)])
+    made = iter([MachineRates(1.0, 9.0, 3.0), MachineRates(2.0, 8.0, 3.0)])
     monkeypatch.setattr(units, "store", Store)
     monkeypatch.setattr(units, "_measured", lambda device: next(made))
     monkeypatch.setattr(units, "LoadMeter", lambda: Busy(0.0))
-    assert units.rates("cpu") == units.rates("cpu") == Rates(1.0, 9.0, 3.0)
+    assert units.rates("cpu") == units.rates("cpu") == MachineRates(1.0, 9.0, 3.0)
     busy = units.UnitRow("unit", "native", "", 0, 6, 1.0, "")  # twice what was measured
-    assert units.rates("cpu", [busy]) == Rates(2.0, 9.0, 3.0)
+    assert units.rates("cpu", [busy]) == MachineRates(2.0, 9.0, 3.0)
     (data,) = kept.values()
     assert json.loads(data) == {"bytes": 2.0, "near": 9.0, "operations": 3.0, "others": 0.0}
 
@@ -125,16 +127,19 @@ def test_rates_of_a_busy_machine_are_measured_again_when_it_is_quiet(monkeypatch
         get = staticmethod(kept.get)
         put = staticmethod(kept.__setitem__)
 
-    made, busy = iter([Rates(1.0, 1.0, 1.0), Rates(2.0, 2.0, 2.0)]), iter([Busy(1.5), Busy(0.1)])
+    made, busy = (
+        iter([MachineRates(1.0, 1.0, 1.0), MachineRates(2.0, 2.0, 2.0)]),
+        iter([Busy(1.5), Busy(0.1)]),
+    )
     monkeypatch.setattr(units, "store", Store)
     monkeypatch.setattr(units, "_measured", lambda device: next(made))
     monkeypatch.setattr(units, "LoadMeter", lambda: next(busy))
     monkeypatch.setattr(units.os, "getloadavg", lambda: (4.0, 4.0, 4.0))
     first = units.rates("cpu")
-    assert first == units.rates("cpu") == Rates(1.0, 1.0, 1.0, 1.5) and first.loaded
+    assert first == units.rates("cpu") == MachineRates(1.0, 1.0, 1.0, 1.5) and first.loaded
     assert "kept 1.5 cores busy" in str(Explanation(rates=first))
     monkeypatch.setattr(units.os, "getloadavg", lambda: (0.2, 4.0, 4.0))
-    assert units.rates("cpu") == Rates(2.0, 2.0, 2.0, 0.1)
+    assert units.rates("cpu") == MachineRates(2.0, 2.0, 2.0, 0.1)
     assert "busy" not in str(Explanation(rates=units.rates("cpu")))
 
 

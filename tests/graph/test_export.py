@@ -156,9 +156,11 @@ def test_the_readable_file_describes_values_once(tmp_path: Path) -> None:
     (scaled,) = air_reader.ops(graph, "Muls")
     assert list(scaled.output_desc[0].shape.dim) == [10]
     torchair.dynamo_export(
-        torch.randn(3), model=nn.Sequential(nn.ReLU(), nn.Tanh()), export_path=str(tmp_path),
+        torch.randn(3),
+        model=nn.Sequential(nn.ReLU(), nn.Tanh()),
+        export_path=str(tmp_path),
         dynamic=True,
-    )  # fmt: skip
+    )
     assert (tmp_path / "dynamo.pbtxt").read_text().count(" dim: -1") == 4
 
 
@@ -228,9 +230,14 @@ def test_a_cache_of_transformers(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
     model, cache = LlamaForCausalLM(config).eval(), DynamicCache(config=config)
     model(torch.randint(0, 32, (1, 5)), past_key_values=cache)
     kept, token = copy.deepcopy(cache), torch.tensor([[3]])
@@ -301,9 +308,18 @@ def test_a_damaged_nesting_is_refused(tmp_path: Path) -> None:
     graph = air.read_air(tmp_path / "export.air")
     note = json.loads(graph.attrs[CALL].value)
     for nesting in (
-        {"result": 9}, {"result": "x"}, {"object": []}, {"tuple": 3}, {"dict": [["k"]]}, [], 5,
-        {"weight": "no such"}, {"argument": []}, {"constant": [1]}, {"fields": [[["k"], {}]]},
-    ):  # fmt: skip
+        {"result": 9},
+        {"result": "x"},
+        {"object": []},
+        {"tuple": 3},
+        {"dict": [["k"]]},
+        [],
+        5,
+        {"weight": "no such"},
+        {"argument": []},
+        {"constant": [1]},
+        {"fields": [[["k"], {}]]},
+    ):
         graph.attrs[CALL] = attr.Str(json.dumps({**note, "nesting": nesting}))
         air.write_air(graph, tmp_path / "x.air")
         with pytest.raises(SerializationError, match=r"x\.air"):
@@ -344,9 +360,12 @@ def test_names_and_modules_that_the_user_wants(tmp_path: Path) -> None:
     config.export.inputs_name = ["tokens"]
     config.export.experimental.enable_record_nn_module_stack = True
     torchair.dynamo_export(
-        torch.randn(2, 4), model=Last(), export_path=str(tmp_path), export_name="a/b/named",
+        torch.randn(2, 4),
+        model=Last(),
+        export_path=str(tmp_path),
+        export_name="a/b/named",
         config=config,
-    )  # fmt: skip
+    )
     graph = air_reader.read(tmp_path / "named.air")
     assert [op.name for op in air_reader.ops(graph, "Data")] == ["tokens"]
     stacks = {op.attr["nn_module_stack"].s.decode() for op in graph.op} - {""}

@@ -123,18 +123,23 @@ def rows(n: int) -> tuple[Any, ...]:
 CASES = {
     "plain": Case(Plain, (torch.randn(2, 8),)),
     "nested": Case(
-        Nested, rows(4), {"bias": torch.randn(4)},
-        {"x": {0: ROWS}, "given": {"a": {0: ROWS}}, "bias": None}, (rows(7), rows(1)),
+        Nested,
+        rows(4),
+        {"bias": torch.randn(4)},
+        {"x": {0: ROWS}, "given": {"a": {0: ROWS}}, "bias": None},
+        (rows(7), rows(1)),
     ),
     "counting": Case(
-        Counting, (torch.randn(1, 8), torch.tensor([1])),
+        Counting,
+        (torch.randn(1, 8), torch.tensor([1])),
         calls=((torch.randn(1, 8), torch.tensor([2])),),
     ),
     "custom": Case(
         Custom, (torch.randn(3, 4),), shapes={"x": {0: ROWS}}, calls=((torch.randn(5, 4),),)
     ),
     "derived": Case(
-        Derived, (torch.randn(4, 3), torch.randn(8, 3)),
+        Derived,
+        (torch.randn(4, 3), torch.randn(8, 3)),
         shapes={"x": {0: HALF}, "y": {0: 2 * HALF}},
         calls=((torch.randn(5, 3), torch.randn(10, 3)),),
     ),
@@ -142,11 +147,14 @@ CASES = {
     "views": Case(Views, (torch.randn(4, 3),)),
     "choosing": Case(Choosing, (torch.ones(4, 3),), calls=((-torch.ones(4, 3),),), in_file=False),
     "sliced": Case(
-        Sliced, (torch.randn(8, 3), 3), shapes={"x": None, "n": Dim.DYNAMIC},
-        calls=((torch.randn(8, 3), 5),), in_file=False,
+        Sliced,
+        (torch.randn(8, 3), 3),
+        shapes={"x": None, "n": Dim.DYNAMIC},
+        calls=((torch.randn(8, 3), 5),),
+        in_file=False,
     ),
     "switched": Case(Switched, (torch.randn(3),), {"up": False}),
-}  # fmt: skip
+}
 
 
 def program_of(case: Case) -> ExportedProgram:

@@ -76,9 +76,11 @@ def operators(lib):
         lib, f"count(Tensor x, Tensor(a!) out, {counter} c) -> ()", count, lambda x, out, c: None
     )
     scale = define(
-        lib, f"scale(Tensor x, {name} name) -> Tensor",
-        lambda x, name: x * len(name.value), lambda x, name: torch.empty_like(x),
-    )  # fmt: skip
+        lib,
+        f"scale(Tensor x, {name} name) -> Tensor",
+        lambda x, name: x * len(name.value),
+        lambda x, name: torch.empty_like(x),
+    )
     return op, scale, places
 
 

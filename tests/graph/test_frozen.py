@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import torchair
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 
 MODES = ("max-autotune", "reduce-overhead")
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
@@ -196,11 +196,11 @@ def test_models_that_are_gone_leave_no_weights() -> None:
 @pytest.mark.parametrize("native", (True, False))
 def test_what_is_held(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
-        monkeypatch.setattr("torchair.engine.run.held.test_of", lambda *args: None)
+        monkeypatch.setattr("torchair.engine.run.frozen.test_of", lambda *args: None)
     a, b = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.randn(3))
     half = torch.randn(1, dtype=torch.float16)
     args = [torch.ones(2), a, 7, b, half]
-    held = Held({1: a, 3: b, 4: half}, 5, copied=[1, 4])
+    held = FrozenTensors({1: a, 3: b, 4: half}, 5, copied=[1, 4])
     assert held.same(args) and held.same(tuple(args)) and held.hits == 2
     assert not held.same(args[:4]) and not held.same([args[0], b, 7, a, half])
     alias = a.detach()
@@ -212,7 +212,9 @@ def test_what_is_held(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         half.add_(1)
         assert not held.same(args)
     b.data = torch.randn(3)
-    assert not Held({1: a, 3: b}, 5).has_memory([*args[:3], alias]) and not held.has_memory(args)
+    assert not FrozenTensors({1: a, 3: b}, 5).has_memory(
+        [*args[:3], alias]
+    ) and not held.has_memory(args)
     assert held.has_objects(args)
 
 
@@ -221,7 +223,7 @@ def test_samples_are_inside_of_a_tensor() -> None:
     shapes: list[torch.Tensor] = [base[1:, 2:7:2], base.mT[3], base[0, 0, :1], base[:0]]
     for tensor, dtype in itertools.product(shapes, (torch.float32, torch.bfloat16)):
         view = tensor.to(dtype) if dtype is torch.bfloat16 else tensor
-        held = Held({0: view}, 1, copied=[0])
+        held = FrozenTensors({0: view}, 1, copied=[0])
         assert held.same([view])
         if view.numel():
             view.data.mul_(1.5)
@@ -230,7 +232,7 @@ def test_samples_are_inside_of_a_tensor() -> None:
 
 def test_memory_that_the_host_cannot_read_is_held_by_its_version() -> None:
     far = torch.randn(4, 5, device="meta")
-    held = Held({0: far}, 1, copied=[0])
+    held = FrozenTensors({0: far}, 1, copied=[0])
     assert held.same([far])
     far.add_(1)
     assert not held.same([far])

@@ -299,8 +299,9 @@ def test_an_update_computes_what_it_writes_from_what_it_updates(name: str) -> No
 
 
 def test_new_keys_are_turned_on_their_way_into_the_cache() -> None:
-    def step(cache: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-             at: torch.Tensor) -> None:  # fmt: skip
+    def step(
+        cache: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, at: torch.Tensor
+    ) -> None:
         first, second = x.chunk(2, -1)
         cache.index_copy_(1, at, x * cos + torch.cat((-second, first), -1) * sin)
 
@@ -314,8 +315,10 @@ def test_new_keys_are_turned_on_their_way_into_the_cache() -> None:
 def test_what_is_updated_is_made_before() -> None:
     check(
         lambda x, i, n: [ge.ScatterElements(ge.Exp(x), i, ge.Neg(n), axis=0)],
-        torch.randn(4, 6), torch.tensor([[1, 2, 3, 0, 1, 2]]), torch.randn(1, 6),
-    )  # fmt: skip
+        torch.randn(4, 6),
+        torch.tensor([[1, 2, 3, 0, 1, 2]]),
+        torch.randn(1, 6),
+    )
 
 
 def test_joining_nothing() -> None:

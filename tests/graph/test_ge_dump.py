@@ -148,8 +148,11 @@ def test_statistics():
     assert rows.keys() == {"Mul", "Cast"}
     mul, cast = rows["Mul"], rows["Cast"]
     assert (mul["io"], mul["index"], mul["dtype"], mul["shape"]) == (
-        "output", "0", "float32", "[1, 3]",
-    )  # fmt: skip
+        "output",
+        "0",
+        "float32",
+        "[1, 3]",
+    )
     assert [float(mul[k]) for k in ("min", "max", "mean")] == [-4.0, 8.0, 2.0]
     assert cast["dtype"] == "bfloat16" and float(cast["max"]) == 8.0
 

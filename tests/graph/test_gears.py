@@ -14,7 +14,7 @@ import torchair
 from compiling import compiled
 from torchair import progress
 from torchair.concrete.ge import GeConcreteGraph
-from torchair.engine.session.edition import Edition
+from torchair.engine.session.variant import WeightVariant
 from torchair.errors import InputError
 from torchair.fx.gears import combinations
 from torchair.inference import set_dim_gears
@@ -32,13 +32,13 @@ class Net(nn.Module):
 @pytest.fixture
 def plans(monkeypatch):
     """Sizes of the varying inputs of every plan that is made."""
-    made, make = [], Edition._pool
+    made, make = [], WeightVariant._pool
 
-    def watched(edition, key, inputs):
+    def watched(variant, key, inputs):
         made.append([tuple(t.shape) for t in inputs if t.dim()])
-        return make(edition, key, inputs)
+        return make(variant, key, inputs)
 
-    monkeypatch.setattr(Edition, "_pool", watched)
+    monkeypatch.setattr(WeightVariant, "_pool", watched)
     torch._dynamo.reset()
     counters.clear()
     return made

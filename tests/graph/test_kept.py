@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import torchair
-from torchair.codegen import kept
+from torchair.codegen import kernel_cache
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda import driver
 from torchair.codegen.cuda.jit import Entry, describe
-from torchair.codegen.kept import KernelStore, key_of
+from torchair.codegen.kernel_cache import KernelStore, key_of
 from torchair.codegen.target import Kernel
 
 KEY = key_of("a test")
@@ -31,14 +31,14 @@ DATA = bytes(range(256)) * 3
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelStore:
     monkeypatch.setenv("TORCHAIR_CACHE_DIR", str(tmp_path / "cache"))
-    return kept.store()
+    return kernel_cache.store()
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Warnings of the cache."""
     found: list[str] = []
-    monkeypatch.setattr(kept.warnings, "warn", found.append)
+    monkeypatch.setattr(kernel_cache.warnings, "warn", found.append)
     return found
 
 
@@ -94,9 +94,7 @@ def test_a_model_compiled_again_finds_its_kernels(store: KernelStore) -> None:
     assert store.misses == made and store.hits <= made + 1  # the driver of programs is no graph's
 
 
-def test_the_cache_can_be_switched_off(
-    store: KernelStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_can_be_switched_off(store: KernelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHAIR_KERNEL_CACHE", "off")
     assert written_by(Library(), kernel(1)) == 1
     assert not store.folder.exists()
@@ -107,9 +105,9 @@ def test_the_default_folder_is_in_the_cache_home(
 ) -> None:
     monkeypatch.delenv("TORCHAIR_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kept.store().folder == tmp_path / "torchair" / "kernels"
+    assert kernel_cache.store().folder == tmp_path / "torchair" / "kernels"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert kept.store().folder == Path.home() / ".cache" / "torchair" / "kernels"
+    assert kernel_cache.store().folder == Path.home() / ".cache" / "torchair" / "kernels"
 
 
 def test_folder_and_files_are_private(store: KernelStore) -> None:
@@ -189,15 +187,13 @@ def test_entries_of_another_user_are_not_read(
     store: KernelStore, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put(KEY, DATA)
-    monkeypatch.setattr(kept.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(kernel_cache.os, "getuid", lambda: 12345)
     assert store.get(KEY) is None
     assert KernelStore(store.folder).get(KEY) is None
     assert "belongs to another user" in said[0] and len(said) == 2
 
 
-def test_a_folder_that_others_may_write_to_is_not_used(
-    store: KernelStore, said: list[str]
-) -> None:
+def test_a_folder_that_others_may_write_to_is_not_used(store: KernelStore, said: list[str]) -> None:
     store.put(KEY, DATA)
     store.folder.chmod(0o777)
     again = KernelStore(store.folder)
@@ -338,9 +334,7 @@ class _Driver:
 GPU_TEXT = "define void @ENTRY(i64 %block, i64 %blocks, ptr %w0) {\n  ret void\n}\n"
 
 
-def test_machine_code_of_a_gpu_is_kept(
-    store: KernelStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_code_of_a_gpu_is_kept(store: KernelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     made = _Driver()
     monkeypatch.setattr(driver, "_driver", lambda: made)
     driver._driver_version.cache_clear()

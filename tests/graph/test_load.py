@@ -274,9 +274,11 @@ def _as_file_constant(graph: Any, path: str) -> None:
     (data,) = [n for n in graph.data]
     data.type = "FileConstant"
     data.attrs = {
-        "shape": attr.ListInt([4]), "dtype": attr.DataType(0), "file_path": attr.Str(path),
+        "shape": attr.ListInt([4]),
+        "dtype": attr.DataType(0),
+        "file_path": attr.Str(path),
         "file_id": attr.Str(""),
-    }  # fmt: skip
+    }
 
 
 def test_run_air(small: tuple[Path, Small], tmp_path: Path, capsys: Any) -> None:

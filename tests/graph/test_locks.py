@@ -78,11 +78,14 @@ def test_what_other_threads_would_undo_is_undone_in_a_child() -> None:
     before = dict(op.py_kernels)
 
     def undone() -> bool:
-        with no_garbage_collection(), tracing.kept_whole():  # as the child itself compiles
+        with (
+            no_garbage_collection(),
+            tracing.without_decomposition(),
+        ):  # as the child itself compiles
             inside = not gc.isenabled() and op.py_kernels != before
         return inside and gc.isenabled() and op.py_kernels == before
 
-    with another_thread_inside(no_garbage_collection(), tracing.kept_whole()):
+    with another_thread_inside(no_garbage_collection(), tracing.without_decomposition()):
         assert not gc.isenabled() and op.py_kernels != before
         assert succeeds_in_a_child(lambda: gc.isenabled() and op.py_kernels == before and undone())
     assert gc.isenabled() and op.py_kernels == before

@@ -323,14 +323,15 @@ def test_the_root_logger_gets_every_line(caplog, capsys, at_level):
 
 def test_torch_logs_prints_once():
     code = (
-        "import torch, torchair\n"
-        "torch.compile(lambda x: x + 1, backend='torchair')(torch.ones(2))"
+        "import torch, torchair\ntorch.compile(lambda x: x + 1, backend='torchair')(torch.ones(2))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(SOURCE), "TORCH_LOGS": "torchair"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert (done.stdout + done.stderr).count("compiler inputs") == 1
 
 

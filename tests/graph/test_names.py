@@ -434,8 +434,10 @@ def test_gears_of_described_inputs():
 
     inputs = {"b": info([-1, 8], {0: [8, 4]}), "a": info([2, -1], {1: [1, 2]})}
     assert generate_dynamic_dims_option(inputs, "zip") == {
-        "ge.inputShape": "a:2,-1;b:-1,8", "ge.dynamicDims": "1,8;2,4", "ge.dynamicNodeType": "1",
-    }  # fmt: skip
+        "ge.inputShape": "a:2,-1;b:-1,8",
+        "ge.dynamicDims": "1,8;2,4",
+        "ge.dynamicNodeType": "1",
+    }
     assert generate_dynamic_dims_option(inputs, "product")["ge.dynamicDims"] == "1,8;1,4;2,8;2,4"
     assert generate_dynamic_dims_option({"a": info([2], {})}, "zip") == {}
 
@@ -499,36 +501,62 @@ def _set(section: str, option: str, value: Any) -> Any:
 _NO_DIR = "is not found or is not a file directory!"
 SENTENCES: dict[str, tuple[type[Exception], Any]] = {
     "there is no paired call to the torch.ops.air.scope_exit operator": (
-        RuntimeError, _scope(True)),
+        RuntimeError,
+        _scope(True),
+    ),
     "you must first call the torch.ops.air.scope_enter operator": (RuntimeError, _scope(False)),
     f"Please set legal dir path, ./***** {_NO_DIR}": (
-        FileNotFoundError, _set("dump_config", "dump_path", "./*****")),
+        FileNotFoundError,
+        _set("dump_config", "dump_path", "./*****"),
+    ),
     f"Please set legal dir path, None {_NO_DIR}": (
-        FileNotFoundError, _set("aoe_config", "work_path", None)),
+        FileNotFoundError,
+        _set("aoe_config", "work_path", None),
+    ),
     "Please set legal file path, ./***** is not found or is not a file!": (
-        FileNotFoundError, _set("fusion_config", "fusion_switch_file", "./*****")),
+        FileNotFoundError,
+        _set("fusion_config", "fusion_switch_file", "./*****"),
+    ),
     "Please set integer type, but got <class 'str'>": (
-        ValueError, _set("experimental_config", "static_model_ops_lower_limit", "-1")),
+        ValueError,
+        _set("experimental_config", "static_model_ops_lower_limit", "-1"),
+    ),
     "Please set value in [-1, 9223372036854775807], -2 is out of range.": (
-        ValueError, _set("experimental_config", "static_model_ops_lower_limit", -2)),
+        ValueError,
+        _set("experimental_config", "static_model_ops_lower_limit", -2),
+    ),
     "op_never_timeout() argument 'enable' must be bool": (
-        TypeError, lambda: torchair.scope.op_never_timeout(1)),
+        TypeError,
+        lambda: torchair.scope.op_never_timeout(1),
+    ),
     "tensor_detail must be bool, got int": (
-        TypeError, lambda: torchair.ops.npu_print(torch.ones(2), tensor_detail=1)),
+        TypeError,
+        lambda: torchair.ops.npu_print(torch.ones(2), tensor_detail=1),
+    ),
     "tensor_detail must be bool, got str": (
-        TypeError, lambda: torchair.ops.npu_print(torch.ones(2), tensor_detail="True")),
+        TypeError,
+        lambda: torchair.ops.npu_print(torch.ones(2), tensor_detail="True"),
+    ),
     "Graph dump for aclGraph only support 'py' type, but got: pbtxt": (
-        RuntimeError, lambda: _compile("reduce-overhead", dump="pbtxt")),
+        RuntimeError,
+        lambda: _compile("reduce-overhead", dump="pbtxt"),
+    ),
     "Invalid input type:int vs expect one of [None, dict] for custom op 'X'.": (
-        AssertionError, lambda: ge.custom_op("X", inputs=3)),
+        AssertionError,
+        lambda: ge.custom_op("X", inputs=3),
+    ),
     "element 0 is None": (RuntimeError, lambda: _loaded().run([None])),
     "ERR03005 GRAPH internal error": (RuntimeError, lambda: TorchNpuGraph().run(None)),
     "is not an instance of OpOverload": (RuntimeError, lambda: _validate(print)),
     "PyTorch built-in ops not support auto-generate converters.": (
-        RuntimeError, lambda: _validate(torch.ops.aten.add.Tensor)),
+        RuntimeError,
+        lambda: _validate(torch.ops.aten.add.Tensor),
+    ),
     "Unsupported convert torch type torch.bits4x2 to ge type": (
-        RuntimeError, lambda: ge.dtypes.torch_to_ge(torch.bits4x2)),
-}  # fmt: skip
+        RuntimeError,
+        lambda: ge.dtypes.torch_to_ge(torch.bits4x2),
+    ),
+}
 
 
 def _loaded() -> TorchNpuGraph:
@@ -746,10 +774,14 @@ def test_operators_by_a_description():
 
     ir = (
         IrDef("MatMulV2")
-        .input("x1", "DT_FLOAT").input("x2", "DT_FLOAT").optional_input("bias", "DT_FLOAT")
-        .optional_input("scale", "DT_FLOAT").attr("transpose_x1", ge.attr.Bool(False))
-        .attr("transpose_x2", ge.attr.Bool(False)).output("y", "DT_FLOAT")
-    )  # fmt: skip
+        .input("x1", "DT_FLOAT")
+        .input("x2", "DT_FLOAT")
+        .optional_input("bias", "DT_FLOAT")
+        .optional_input("scale", "DT_FLOAT")
+        .attr("transpose_x1", ge.attr.Bool(False))
+        .attr("transpose_x2", ge.attr.Bool(False))
+        .output("y", "DT_FLOAT")
+    )
     assert ir.indexed_inputs[3] == (IrElement.OptionalInput, "scale", "DT_FLOAT")
     with Graph("described", infer):
         x, y = (Data(index=i, dtype=0, shape=[2, 2], node_name=f"x{i}") for i in range(2))

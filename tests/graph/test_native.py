@@ -1,4 +1,4 @@
-"""The CPU engine as a whole: every unit against the catalogue, models, fallbacks, threads."""
+"""The CPU engine as a whole: every unit against the operator table, models, fallbacks, threads."""
 
 from __future__ import annotations
 
@@ -300,7 +300,8 @@ def test_level_4_prints_new_kernels_as_loops(
     weight = torch.randn(8, 8)
     compiled(lambda x: torch.softmax(x @ weight, -1))(torch.randn(4, 8))
     said = capsys.readouterr().out
-    assert """\
+    assert (
+        """\
 torchair kernel softmaxv2
 for a0 in range(4)
 for a1 in range(8)  # reduced
@@ -309,7 +310,9 @@ for a1 in range(8)  # reduced
     t2 = exp(t0 - t1)
     t3 = sum(t2)
     f32 word1[8 * a0 + a1] = t2 * (1.0 / t3)
-""" in said
+"""
+        in said
+    )
     assert "torchair kernel matmul" in said and "MatMul(dtype='f32', batch=1, m=4" in said
 
 

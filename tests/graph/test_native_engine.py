@@ -308,10 +308,10 @@ def test_only_wanted_parameters_get_gradients() -> None:
 def test_one_unit_without_code_leaves_the_others_native(monkeypatch: pytest.MonkeyPatch) -> None:
     real = CpuTarget.generate
 
-    def generate(self: Any, request: Any, label: str, *way: Any) -> Any:
+    def generate(self: Any, request: Any, label: str, *config: Any) -> Any:
         if "softmax" in label:
             raise NotImplementedError("no such loops")
-        return real(self, request, label, *way)
+        return real(self, request, label, *config)
 
     monkeypatch.setattr(CpuTarget, "generate", generate)
     weight = torch.randn(16, 16)

@@ -68,9 +68,7 @@ class Quantised:
         return Weight(self.bits, self.group, NAMES[self.scales.dtype], kept)
 
 
-def check(
-    dtype: str, m: int, q: Quantised, bits: int, layout="nk", turned=False, a=None
-) -> None:
+def check(dtype: str, m: int, q: Quantised, bits: int, layout="nk", turned=False, a=None) -> None:
     """Run the kernel of one product with three threads and compare it with float64."""
     (n, k), threads = q.integers.shape, 3
     if a is None:
@@ -290,9 +288,7 @@ def test_integers_packed_into_int32_are_unpacked_once(turned, capsys, monkeypatc
 def test_groups_that_do_not_fit_are_refused():
     x, w = torch.randn(2, 96), torch.zeros(96, 8, dtype=torch.int8)
     with pytest.raises(ValueError, match="argument 'antiquant_scale': has 2 rows"):
-        torch.ops.npu.npu_weight_quant_batchmatmul(
-            x, w, torch.ones(2, 8), antiquant_group_size=32
-        )
+        torch.ops.npu.npu_weight_quant_batchmatmul(x, w, torch.ones(2, 8), antiquant_group_size=32)
 
 
 class Bytes(nn.Module):
@@ -311,9 +307,13 @@ class Bytes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, scales = torch.ops.npu.npu_dynamic_quant(x)
         y = torch.ops.npu.npu_quant_matmul(
-            rows, self.weight, self.scale, pertoken_scale=scales, bias=self.bias,
+            rows,
+            self.weight,
+            self.scale,
+            pertoken_scale=scales,
+            bias=self.bias,
             output_dtype=x.dtype,
-        )  # fmt: skip
+        )
         return torch.relu(y)
 
 
@@ -348,9 +348,13 @@ class Narrow(nn.Module):
 
     def forward(self, x: torch.Tensor, integers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         by_weight = torch.ops.npu.npu_weight_quant_batchmatmul(
-            x, self.weight, torch.full((24,), 0.5), quant_scale=self.scale,
-            quant_offset=self.offset, bias=torch.full((24,), 0.25, dtype=x.dtype),
-        )  # fmt: skip
+            x,
+            self.weight,
+            torch.full((24,), 0.5),
+            quant_scale=self.scale,
+            quant_offset=self.offset,
+            bias=torch.full((24,), 0.25, dtype=x.dtype),
+        )
         by_both = torch.ops.npu.npu_quant_matmul(
             integers, self.weight, self.scale, offset=self.offset
         )
@@ -379,16 +383,25 @@ def test_scales_of_graphs_made_by_hand(twice):
     x = torch.randn(5, 40)
     for dtype in (torch.float32, torch.float16):
         check_lowering(
-            "AscendQuant", x.to(dtype), scale=7.5, offset=3.0, sqrt_mode=twice, round_mode="Round",
+            "AscendQuant",
+            x.to(dtype),
+            scale=7.5,
+            offset=3.0,
+            sqrt_mode=twice,
+            round_mode="Round",
             dst_type=DataType.DT_INT8,
-        )  # fmt: skip
+        )
     sums = torch.randint(-9000, 9000, (5, 40), dtype=torch.int32)
     for scales in (torch.rand(40), torch.rand(1)):
         for dtype, positive in ((DataType.DT_FLOAT, False), (DataType.DT_FLOAT16, True)):
             check_lowering(
-                "AscendDequant", sums, (scales * 0.05).half(), sqrt_mode=twice, relu_flag=positive,
+                "AscendDequant",
+                sums,
+                (scales * 0.05).half(),
+                sqrt_mode=twice,
+                relu_flag=positive,
                 dtype=dtype,
-            )  # fmt: skip
+            )
     right = (torch.tensor([0.4, 100.0, -100.0]) * 2 + 1).round().clamp(-128, 127).to(torch.int8)
     with Graph("one", infer) as graph:
         data = Data(index=0, dtype=DataType.DT_FLOAT, shape=[3], placement="NPU")

@@ -34,16 +34,20 @@ def _products(group: str, x: Tensor, w: Tensor, wide: Tensor) -> list[Tensor]:
     gathered = npu.npu_all_gather_base_mm(x, w, group, WORLD)
     crossed = npu.npu_all_to_all_matmul(x, wide, group, WORLD)
     return [
-        npu.npu_mm_all_reduce_base(x, w, group), npu.npu_mm_reduce_scatter_base(x, w, group, WORLD),
-        *gathered, npu.npu_matmul_all_to_all(x, w, group, WORLD), *crossed,
-    ]  # fmt: skip
+        npu.npu_mm_all_reduce_base(x, w, group),
+        npu.npu_mm_reduce_scatter_base(x, w, group, WORLD),
+        *gathered,
+        npu.npu_matmul_all_to_all(x, w, group, WORLD),
+        *crossed,
+    ]
 
 
 def _moe(group: str, rank: int, x: Tensor, ids: Tensor, scales: Tensor, weights: Tensor) -> Tensor:
     place = group, WORLD, rank, EXPERTS
     rows, _, info, nums, counts, _, _ = npu.npu_moe_distribute_dispatch_v2(x, ids, *place)
-    made = npu.npu_grouped_matmul([rows], [weights], group_list=nums, group_list_type=1,
-                                  group_type=0, split_item=3)[0]  # fmt: skip
+    made = npu.npu_grouped_matmul(
+        [rows], [weights], group_list=nums, group_list_type=1, group_type=0, split_item=3
+    )[0]
     return npu.npu_moe_distribute_combine_v2(made, ids, info, counts, scales, *place)
 
 
@@ -66,9 +70,14 @@ def check_products(rank: int, folder: Any) -> None:
     total = every[0] + every[1]
     rows, across = torch.cat(xs), torch.cat([xs[0][2 * rank :][:2], xs[1][2 * rank :][:2]], 1)
     expected = [
-        total, total[2 * rank : 2 * rank + 2], rows @ ws[rank], rows,
-        torch.cat([y[:, 4 * rank : 4 * rank + 4] for y in every]), across @ wide, across,
-    ]  # fmt: skip
+        total,
+        total[2 * rank : 2 * rank + 2],
+        rows @ ws[rank],
+        rows,
+        torch.cat([y[:, 4 * rank : 4 * rank + 4] for y in every]),
+        across @ wide,
+        across,
+    ]
     operands = xs[rank], ws[rank], wide
     fast = torch.compile(_products, backend=torchair.get_npu_backend(), fullgraph=True)
     for fn in (_products, fast):
@@ -97,8 +106,9 @@ def check_experts(rank: int, folder: Any) -> None:
     mine = [x[r][order[r] // CHOICES] for r in range(2)]
     parts = [
         mine[r][tables[r][:e].sum() : tables[r][: e + 1].sum()] @ weights[e]
-        for e in range(2 * rank, 2 * rank + 2) for r in range(2)
-    ]  # fmt: skip
+        for e in range(2 * rank, 2 * rank + 2)
+        for r in range(2)
+    ]
     torch.testing.assert_close(y, torch.cat(parts))
     per_pair = weights[flat[rank][order[rank]]]
     torch.testing.assert_close(back, torch.einsum("ph,phn->pn", lying, per_pair))

@@ -121,15 +121,29 @@ def _sized(n: int) -> list[Any]:
     """Tensors for a graph whose number of tokens varies."""
     whole = torch.tensor([n], dtype=torch.int32)
     return [
-        randn(n, 16), randn(16), randn(1, n, 1, 16), torch.arange(n), randn(4, 4, 2, 8),
-        randn(n, 2, 8), randint(-9, 9, n, 16, dtype=torch.int32), whole, randn(1, 4, 3, 8),
-    ]  # fmt: skip
+        randn(n, 16),
+        randn(16),
+        randn(1, n, 1, 16),
+        torch.arange(n),
+        randn(4, 4, 2, 8),
+        randn(n, 2, 8),
+        randint(-9, 9, n, 16, dtype=torch.int32),
+        whole,
+        randn(1, 4, 3, 8),
+    ]
 
 
 def _many(
-    x: Tensor, g: Tensor, angles: Tensor, slots: Tensor, pages: Tensor, tokens: Tensor,
-    whole: Tensor, lengths: Tensor, state: Tensor,
-) -> list[Any]:  # fmt: skip
+    x: Tensor,
+    g: Tensor,
+    angles: Tensor,
+    slots: Tensor,
+    pages: Tensor,
+    tokens: Tensor,
+    whole: Tensor,
+    lengths: Tensor,
+    state: Tensor,
+) -> list[Any]:
     scale = torch.full((1, 16), 0.1)
     npu.npu_scatter_pa_kv_cache(tokens, tokens, pages, pages * 1, slots, cache_mode="Norm")
     heads = angles.transpose(1, 2)
@@ -147,7 +161,7 @@ def _many(
             tokens, tokens, value, initial_state=state, actual_seq_lengths=lengths
         ),
         pages * 1,
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
@@ -187,10 +201,18 @@ def test_captured_graphs_update_caches_where_the_functional_form_is_called():
 
 
 NATIVE = (
-    "npu_fast_gelu", "fast_gelu_backward", "geglu", "interleave_rope", "add_rms_norm_cast",
-    "apply_rotary-BSND-half", "scatter_pa-norm", "scatter_pa-nz", "scatter_pa-functional",
-    "kv_rmsnorm-PA", "kv_rmsnorm_v2",
-)  # fmt: skip
+    "npu_fast_gelu",
+    "fast_gelu_backward",
+    "geglu",
+    "interleave_rope",
+    "add_rms_norm_cast",
+    "apply_rotary-BSND-half",
+    "scatter_pa-norm",
+    "scatter_pa-nz",
+    "scatter_pa-functional",
+    "kv_rmsnorm-PA",
+    "kv_rmsnorm_v2",
+)
 
 
 def test_generated_code_runs_them(capfd, monkeypatch):

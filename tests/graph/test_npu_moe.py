@@ -111,9 +111,7 @@ def _given(name: str) -> tuple[Tensor, ...]:
 
 
 INPLACE = {
-    **{
-        f"npu_{name}_": (fn, _given(name)) for name, fn in npu_product_cases.UPDATES.items()
-    },
+    **{f"npu_{name}_": (fn, _given(name)) for name, fn in npu_product_cases.UPDATES.items()},
     "_npu_matmul_add_fp32": (_accumulated, (randn(3, 4), randn(5, 3), randn(5, 4))),
 }
 

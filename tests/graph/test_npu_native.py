@@ -19,10 +19,13 @@ def routed(kind: torch.dtype) -> list[torch.Tensor]:
     places = torch.randperm(rows).int()
     places[0] = rows + 5  # held at the last row
     return [
-        torch.randn(rows, WIDTH).to(kind), torch.randn(TOKENS, WIDTH).to(kind),
-        torch.randn(EXPERTS, WIDTH).to(kind), torch.rand(TOKENS, CHOICES), places,
+        torch.randn(rows, WIDTH).to(kind),
+        torch.randn(TOKENS, WIDTH).to(kind),
+        torch.randn(EXPERTS, WIDTH).to(kind),
+        torch.rand(TOKENS, CHOICES),
+        places,
         torch.randint(EXPERTS, (TOKENS, CHOICES)).int(),
-    ]  # fmt: skip
+    ]
 
 
 def finalized(x, skip, bias, scales, places, experts):

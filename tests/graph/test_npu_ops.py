@@ -36,10 +36,6 @@ def case(name: str) -> Case:
     return next(c for c in ALL if c.name == name)
 
 
-
-
-
-
 # ---- what they give ----
 
 
@@ -87,9 +83,10 @@ OPCHECK = {
 @pytest.mark.parametrize("name", OPCHECK)
 def test_torch_finds_nothing_wrong(name):
     opcheck(
-        getattr(npu, name).default, OPCHECK[name],
+        getattr(npu, name).default,
+        OPCHECK[name],
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )  # fmt: skip
+    )
 
 
 # ---- gradients ----
@@ -110,13 +107,20 @@ GRADIENTS = {
     ),
     "attention-ragged": (
         lambda q, k, v: npu.npu_fusion_attention(
-            q, k, v, 2, "TND", scale=0.4, sparse_mode=3, actual_seq_qlen=[2, 4],
+            q,
+            k,
+            v,
+            2,
+            "TND",
+            scale=0.4,
+            sparse_mode=3,
+            actual_seq_qlen=[2, 4],
             actual_seq_kvlen=[1, 5],
         )[0],
         (randn(4, 2, 2), randn(5, 1, 2), randn(5, 1, 2, seed=1)),
     ),
     "format_cast": (lambda x: npu.npu_format_cast(x, 29), (randn(2, 3),)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -250,9 +254,15 @@ def test_compiled_dynamic(name):
 def test_lengths_that_change_from_call_to_call():
     def step(q: Tensor, k: Tensor, v: Tensor, a: int, b: int) -> Tensor:
         return npu.npu_incre_flash_attention(
-            q, k, v, num_heads=4, num_key_value_heads=2, input_layout="BNSD", scale_value=0.4,
+            q,
+            k,
+            v,
+            num_heads=4,
+            num_key_value_heads=2,
+            input_layout="BNSD",
+            scale_value=0.4,
             actual_seq_lengths=[a, b, 3],
-        )  # fmt: skip
+        )
 
     fast = compiled(step, dynamic=True)
     for a, b in ((4, 9), (5, 8), (6, 2)):
@@ -348,8 +358,15 @@ AIR = [
     Case(
         "air-fused",
         lambda q, k, v, a, b: torchair.ops.npu_fused_infer_attention_score(
-            q, k, v, num_heads=4, num_key_value_heads=2, scale=0.4, input_layout="BNSD",
-            actual_seq_lengths=a, actual_seq_lengths_kv=b,
+            q,
+            k,
+            v,
+            num_heads=4,
+            num_key_value_heads=2,
+            scale=0.4,
+            input_layout="BNSD",
+            actual_seq_lengths=a,
+            actual_seq_lengths_kv=b,
         )[0],
         (Q2, K2, V2, *_LENGTHS),
         lambda q, k, v, a, b: each_batch(q, k, v, 0.4, lengths=(3, 5), key_lengths=(6, 5))[0],
@@ -357,13 +374,21 @@ AIR = [
     Case(
         "air-fused-v2",
         lambda q, k, v, a, b: torchair.ops.npu_fused_infer_attention_score_v2(
-            q, k, v, num_query_heads=4, num_key_value_heads=2, softmax_scale=0.4,
-            input_layout="BNSD", actual_seq_qlen=a, actual_seq_kvlen=b, return_softmax_lse=True,
+            q,
+            k,
+            v,
+            num_query_heads=4,
+            num_key_value_heads=2,
+            softmax_scale=0.4,
+            input_layout="BNSD",
+            actual_seq_qlen=a,
+            actual_seq_kvlen=b,
+            return_softmax_lse=True,
         ),
         (Q2, K2, V2, *_LENGTHS),
         lambda q, k, v, a, b: each_batch(q, k, v, 0.4, lengths=(3, 5), key_lengths=(6, 5)),
     ),
-]  # fmt: skip
+]
 BACKWARD = [
     Case(
         "fusion-grad",
@@ -509,9 +534,15 @@ def test_replays_read_new_lengths():
 
     def step(q: Tensor, k: Tensor, a: int, b: int) -> Tensor:
         return npu.npu_fused_infer_attention_score(
-            q * 2, k, k, num_heads=4, num_key_value_heads=2, input_layout="BNSD", scale=0.4,
+            q * 2,
+            k,
+            k,
+            num_heads=4,
+            num_key_value_heads=2,
+            input_layout="BNSD",
+            scale=0.4,
             actual_seq_lengths_kv=[a, b, 9],
-        )[0]  # fmt: skip
+        )[0]
 
     torch._dynamo.reset()
     backend = torchair.get_npu_backend(compiler_config=config)

@@ -63,9 +63,13 @@ def counted(what: str) -> int:
 
 def test_public_names():
     assert npugraph_ex.__all__ == [
-        "get_npu_backend", "get_compiler", "compile_fx", "CompilerConfig", "logger",
+        "get_npu_backend",
+        "get_compiler",
+        "compile_fx",
+        "CompilerConfig",
+        "logger",
         "register_replacement",
-    ]  # fmt: skip
+    ]
     assert all(getattr(npugraph_ex, name) is not None for name in npugraph_ex.__all__)
     assert npugraph_ex.register_replacement is register_replacement
     with pytest.raises(AttributeError, match="no_such_name"):
@@ -78,8 +82,11 @@ def run_fresh(code: str, folder: Path, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", inspect.cleandoc(code)],
         env={**kept, "PYTHONPATH": str(Path(torchair.__file__).parent.parent), **environment},
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -357,8 +364,9 @@ def test_user_passes_get_the_flat_configuration():
     configs, targets = zip(*seen, strict=True)
     assert all(isinstance(c, FlatConfig) and c.clone_input.value is True for c in configs)
     assert targets == (
-        ["aten.view.default", "aten.add.Tensor"], ["aten.reshape.default", "aten.add.Tensor"],
-    )  # fmt: skip
+        ["aten.view.default", "aten.add.Tensor"],
+        ["aten.reshape.default", "aten.add.Tensor"],
+    )
 
 
 def test_tree_keeps_absent_passes_absent():
@@ -391,11 +399,17 @@ def limited(x: torch.Tensor) -> torch.Tensor:
 
 def test_limit_core_num_marks_a_block_of_the_graph():
     assert traced_targets(limited, torch.randn(3)) == [
-        "air.scope_enter.default", "aten.add.Tensor", "air.scope_exit.default", "aten.mul.Tensor",
-    ]  # fmt: skip
+        "air.scope_enter.default",
+        "aten.add.Tensor",
+        "air.scope_exit.default",
+        "aten.mul.Tensor",
+    ]
     seen = []
-    options = {"post_grad_custom_pre_pass": lambda gm, inputs, config: seen.append(
-        [n.args for n in gm.graph.nodes if "scope_enter" in str(n.target)])}  # fmt: skip
+    options = {
+        "post_grad_custom_pre_pass": lambda gm, inputs, config: seen.append(
+            [n.args for n in gm.graph.nodes if "scope_enter" in str(n.target)]
+        )
+    }
     torch._dynamo.reset()
     x = torch.randn(3)
     torch.testing.assert_close(compiled_ex(limited, options, fullgraph=True)(x), limited(x))
@@ -414,9 +428,13 @@ def test_operators_are_those_of_air():
     x = torch.randn(3)
     torch.testing.assert_close(marked(x), (x + 1) * 2)
     assert traced_targets(marked, x) == [
-        "air.scope_enter.default", "aten.add.Tensor", "air.record.default",
-        "air.scope_exit.default", "air.wait.default", "aten.mul.Tensor",
-    ]  # fmt: skip
+        "air.scope_enter.default",
+        "aten.add.Tensor",
+        "air.record.default",
+        "air.scope_exit.default",
+        "air.wait.default",
+        "aten.mul.Tensor",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(npugraph_ex.ops._AIR_OPS))

@@ -182,7 +182,7 @@ def node(target: Any, *operands: Any, result: torch.dtype = torch.float32) -> fx
         (node(aten.view.default, torch.float32, [2]), True),
     ],
     ids=lambda v: str(v) if isinstance(v, bool) else str(v.target),
-)  # fmt: skip
+)
 def test_which_operators_keep_bits(given: fx.Node, expected: bool) -> None:
     assert keeps_bits(given) == expected
 
@@ -227,9 +227,12 @@ def test_a_row_does_not_depend_on_its_batch(dtype: torch.dtype, frozen: bool) ->
 def test_a_row_of_images_does_not_depend_on_its_batch() -> None:
     torch.manual_seed(2)
     model = nn.Sequential(
-        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(32, 7),
-    ).eval()  # fmt: skip
+    ).eval()
     x = torch.randn(9, 32, 12, 12)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Converters and catalogue rows of reductions, norms, products, convolutions and pooling."""
+"""Converters and operator table rows of reductions, norms, products, convolutions and pooling."""
 
 import operator
 
@@ -362,9 +362,13 @@ def test_group_norm_backward(weighted):
 
 def test_group_norm_of_dynamic_shapes():
     check(
-        lambda x, w: F.group_norm(x, 2, w), rand(3, 4, 5, 6), rand(4),
-        dynamic=True, other_inputs=(rand(2, 4, 7, 3), rand(4)), generic=True,
-    )  # fmt: skip
+        lambda x, w: F.group_norm(x, 2, w),
+        rand(3, 4, 5, 6),
+        rand(4),
+        dynamic=True,
+        other_inputs=(rand(2, 4, 7, 3), rand(4)),
+        generic=True,
+    )
 
 
 SHAPES = [(4, 6), (4, 6, 5), (2, 6, 4, 5), (2, 6, 2, 3, 4)]
@@ -414,9 +418,7 @@ def test_batch_norm_backward_of_half_with_narrowed_statistics():
     conversion = converted_call(
         aten.native_batch_norm_backward.default, inputs, *[...] * 7, T, 1e-5, [T, T, T]
     )
-    expected = aten.native_batch_norm_backward(
-        dy, x, w, mean, var, saved, rstd, T, 1e-5, [T, T, T]
-    )
+    expected = aten.native_batch_norm_backward(dy, x, w, mean, var, saved, rstd, T, 1e-5, [T, T, T])
     for got, e in zip(run(conversion, inputs), expected, strict=True):
         torch.testing.assert_close(got, e)
 
@@ -440,9 +442,7 @@ def test_batch_norm_backward(shape, train, mask):
 
     def fn(dy, x, w, mean, var, saved, rstd):
         w = w if mask[1] else None
-        found = aten.native_batch_norm_backward(
-            dy, x, w, mean, var, saved, rstd, train, 1e-5, mask
-        )
+        found = aten.native_batch_norm_backward(dy, x, w, mean, var, saved, rstd, train, 1e-5, mask)
         return wanted(found, mask)
 
     verify(fn, rand(*shape) + 1, x, w, mean, var, saved, rstd)
@@ -472,9 +472,18 @@ def test_product(fn, shapes, dtype):
 
 @pytest.mark.parametrize(
     "a, b",
-    [((4,), (4,)), ((3, 4), (4,)), ((4,), (4, 5)), ((3, 4), (4, 5)), ((2, 3, 4), (4, 5)),
-     ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (4,)), ((4,), (2, 4, 5)), ((6, 1, 3, 4), (2, 4, 5))],
-)  # fmt: skip
+    [
+        ((4,), (4,)),
+        ((3, 4), (4,)),
+        ((4,), (4, 5)),
+        ((3, 4), (4, 5)),
+        ((2, 3, 4), (4, 5)),
+        ((2, 3, 4), (2, 4, 5)),
+        ((2, 3, 4), (4,)),
+        ((4,), (2, 4, 5)),
+        ((6, 1, 3, 4), (2, 4, 5)),
+    ],
+)
 def test_matmul(a, b):
     x, y = rand(*a), rand(*b)
     conversion = converted_call(aten.matmul.default, [x, y], ..., ...)
@@ -503,9 +512,13 @@ CONVOLUTIONS = {
 def arguments(shape, options):
     rank = len(shape) - 2
     defaults = dict(
-        stride=[1] * rank, padding=[0] * rank, dilation=[1] * rank, transposed=N,
-        output_padding=[0] * rank, groups=1,
-    )  # fmt: skip
+        stride=[1] * rank,
+        padding=[0] * rank,
+        dilation=[1] * rank,
+        transposed=N,
+        output_padding=[0] * rank,
+        groups=1,
+    )
     return tuple((defaults | options).values())
 
 
@@ -560,9 +573,7 @@ def test_convolution_with_uneven_pads():
     with Graph("uneven", infer) as graph:
         a = ge.builder("Data")(index=0, dtype=0, shape=[1, 2, 5, 6])
         b = ge.builder("Data")(index=1, dtype=0, shape=[3, 2, 2, 2])
-        y = ge.Conv2D(
-            a, b, None, None, strides=[1, 1, 1, 1], pads=[0, 1, 2, 0], data_format="NCHW"
-        )
+        y = ge.Conv2D(a, b, None, None, strides=[1, 1, 1, 1], pads=[0, 1, 2, 0], data_format="NCHW")
         ge.builder("NetOutput")([y])
     (result,) = interpret(graph, [x, w])
     assert y.shape == tuple(result.shape)
@@ -610,8 +621,9 @@ def test_resize(name, dtype):
 def test_resize_with_a_scale_that_the_sizes_do_not_tell():
     conversion = check(
         lambda x: F.interpolate(x, scale_factor=1.3, recompute_scale_factor=N),
-        rand(2, 3, 7, 9), generic=True,
-    )  # fmt: skip
+        rand(2, 3, 7, 9),
+        generic=True,
+    )
     assert conversion.generic
 
 

@@ -56,8 +56,10 @@ def check_out(graph: Any, inputs: list[torch.Tensor]) -> None:
             kernel = row.kernel(Op(node, lambda v: tensor_fact(env[v], v)))
             args = tensor_args(node, row, env.__getitem__)
             first = args[0].clone() if isinstance(args[0], torch.Tensor) else None
-            for out in (torch.empty_like(results[0], memory_format=torch.contiguous_format),
-                        torch.empty((*results[0].shape, 2), dtype=results[0].dtype)[..., 0]):
+            for out in (
+                torch.empty_like(results[0], memory_format=torch.contiguous_format),
+                torch.empty((*results[0].shape, 2), dtype=results[0].dtype)[..., 0],
+            ):
                 pointer = out.data_ptr()
                 assert kernel(*args, out=out) is out and out.data_ptr() == pointer, node
                 same(out, results[0])
@@ -181,9 +183,11 @@ DYNAMIC_VIEWS: dict[str, Any] = {
 def test_views_of_other_sizes(name):
     fn = DYNAMIC_VIEWS[name]
     check_all(
-        lambda x: fn(x.clone()), torch.randn(2, 3, 4), dynamic=True,
+        lambda x: fn(x.clone()),
+        torch.randn(2, 3, 4),
+        dynamic=True,
         other_inputs=(torch.randn(5, 7, 4),),
-    )  # fmt: skip
+    )
 
 
 # ---- slices, joins, splits ----
@@ -286,9 +290,12 @@ DYNAMIC_SLICES: dict[str, Any] = {
 def test_slices_of_other_sizes(name):
     fn = DYNAMIC_SLICES[name]
     check_all(
-        lambda x, n: fn(x.clone(), n), torch.randn(3, 5, 4), 2, dynamic=True,
+        lambda x, n: fn(x.clone(), n),
+        torch.randn(3, 5, 4),
+        2,
+        dynamic=True,
         other_inputs=(torch.randn(4, 8, 4), 3),
-    )  # fmt: skip
+    )
 
 
 MIRRORS = [
@@ -512,9 +519,7 @@ def test_attention(kind, dtype):
     op = aten._scaled_dot_product_flash_attention_for_cpu
 
     if kind == "mask":
-        types = check_all(
-            lambda q, k, m: op(q, k, k, attn_mask=m), q, k, made(dtype, 2, 1, 8, 8)
-        )  # fmt: skip
+        types = check_all(lambda q, k, m: op(q, k, k, attn_mask=m), q, k, made(dtype, 2, 1, 8, 8))
     else:
         types = check_all(lambda q, k: op(q, k, k, **options), q, k)
     assert "FusedInferAttentionScore" in types
@@ -538,9 +543,12 @@ def test_attention_of_other_sizes():
         return F.scaled_dot_product_attention(heads(q), heads(k), heads(k))
 
     check_all(
-        fn, torch.randn(2, 8, 64), torch.randn(2, 6, 64), dynamic=True,
+        fn,
+        torch.randn(2, 8, 64),
+        torch.randn(2, 6, 64),
+        dynamic=True,
         other_inputs=(torch.randn(3, 5, 64), torch.randn(3, 9, 64)),
-    )  # fmt: skip
+    )
 
 
 # ---- symbols ----
@@ -569,9 +577,13 @@ NUMBERS: dict[str, Any] = {
 def test_numbers(name):
     fn = NUMBERS[name]
     check_all(
-        lambda x, n, m: (x * fn(n, m), fn(n, m)), torch.randn(3), 7, 2, dynamic=True,
+        lambda x, n, m: (x * fn(n, m), fn(n, m)),
+        torch.randn(3),
+        7,
+        2,
+        dynamic=True,
         other_inputs=(torch.randn(3), 6, 3),
-    )  # fmt: skip
+    )
 
 
 def test_a_size_computed_with_floats_is_exact():

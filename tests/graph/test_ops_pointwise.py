@@ -88,8 +88,19 @@ ARITHMETIC = {
 
 
 @pytest.mark.parametrize("name", ARITHMETIC)
-@pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, BF16), (I64, I64), (F32, I64), (BF16, F32),
-                                    (U8, I32), (F64, F32), (F16, BF16)])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (F32, F32),
+        (BF16, BF16),
+        (I64, I64),
+        (F32, I64),
+        (BF16, F32),
+        (U8, I32),
+        (F64, F32),
+        (F16, BF16),
+    ],
+)
 def test_arithmetic_of_tensors(name, dtypes):
     fn = ARITHMETIC[name]
     check(fn, make(dtypes[0], 3, 4), make(dtypes[1], 4))
@@ -132,10 +143,19 @@ def test_numbers_beside_16_bit_tensors_are_not_rounded(scale, dtype):
 
     def fn(x, y):
         return (
-            x * scale, x / scale, x + scale, x - scale, x // scale, torch.add(x, y, alpha=scale),
-            torch.sub(x, y, alpha=scale), torch.addcmul(x, y, y, value=scale), x**scale,
-            torch.div(x, scale, rounding_mode="trunc"), torch.lerp(x, y, scale), scale - x,
-        )  # fmt: skip
+            x * scale,
+            x / scale,
+            x + scale,
+            x - scale,
+            x // scale,
+            torch.add(x, y, alpha=scale),
+            torch.sub(x, y, alpha=scale),
+            torch.addcmul(x, y, y, value=scale),
+            x**scale,
+            torch.div(x, scale, rounding_mode="trunc"),
+            torch.lerp(x, y, scale),
+            scale - x,
+        )
 
     for got, expected in zip(run(convert(fn, x, y), [x, y]), fn(x, y), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
@@ -232,10 +252,13 @@ def test_float_binary(fn):
 # ---- comparison, logic, bits, selection ----
 
 
-@pytest.mark.parametrize("fn", [torch.eq, torch.ne, torch.gt, torch.ge, torch.lt, torch.le],
-                         ids=lambda f: f.__name__)  # fmt: skip
-@pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, F32), (I64, I32), (BOOL, BOOL), (BOOL, I64),
-                                    (I64, F32), (U8, I64)])  # fmt: skip
+@pytest.mark.parametrize(
+    "fn", [torch.eq, torch.ne, torch.gt, torch.ge, torch.lt, torch.le], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize(
+    "dtypes",
+    [(F32, F32), (BF16, F32), (I64, I32), (BOOL, BOOL), (BOOL, I64), (I64, F32), (U8, I64)],
+)
 def test_comparison(fn, dtypes):
     x, y = make(dtypes[0], 3, 4), make(dtypes[1], 4)
     check(fn, x, y)
@@ -260,8 +283,11 @@ def test_bits(dtype):
     check(lambda x, y: (~x, x & y, x | y, x ^ y), x, y)
     if dtype is not BOOL:
         check(lambda x, y: (x << y, x >> y, x << 2, x >> 1), x.abs(), y.abs())
-        check(lambda x, y: (torch.bitwise_left_shift(x, y), torch.bitwise_right_shift(x, 1)),
-              x.abs(), y.abs())  # fmt: skip
+        check(
+            lambda x, y: (torch.bitwise_left_shift(x, y), torch.bitwise_right_shift(x, 1)),
+            x.abs(),
+            y.abs(),
+        )
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, I64, BOOL])
@@ -286,8 +312,9 @@ def test_selection(dtype):
 def test_casts(source, target):
     x = make(source, 3, 4)
     check(lambda x: x.to(target) + 0 if target is not BOOL else ~x.to(target), x)
-    check(lambda x: torch.ops.prims.convert_element_type(x, target).abs(), x) \
-        if target is not BOOL else None  # fmt: skip
+    check(
+        lambda x: torch.ops.prims.convert_element_type(x, target).abs(), x
+    ) if target is not BOOL else None
 
 
 def test_copies():
@@ -360,8 +387,12 @@ def test_prelu(dtype, weight):
     check(F.prelu, make(dtype, 3, 5, 2), w)
     check(F.prelu, make(dtype, 3, 5), w)
 
-    check(lambda x, w, out: gradient(lambda w: F.prelu(x, w))(w, out), make(dtype, 3, 5), w,
-          make(dtype, 3, 5))  # fmt: skip
+    check(
+        lambda x, w, out: gradient(lambda w: F.prelu(x, w))(w, out),
+        make(dtype, 3, 5),
+        w,
+        make(dtype, 3, 5),
+    )
 
 
 BACKWARD = {
@@ -406,8 +437,9 @@ def test_fills(dtype):
     check(lambda x: torch.empty_like(x, dtype=dtype).zero_(), x)
     check(lambda x: torch.zeros(2, dtype=dtype).fill_(torch.tensor(1)), x)
     if dtype.is_floating_point:
-        check(lambda x: (torch.full((2,), 0.1, dtype=dtype), torch.full_like(x, 0.1, dtype=dtype)),
-              x)  # fmt: skip
+        check(
+            lambda x: (torch.full((2,), 0.1, dtype=dtype), torch.full_like(x, 0.1, dtype=dtype)), x
+        )
         check(lambda x: torch.full((2,), -math.inf, dtype=dtype), x)
 
 
@@ -417,10 +449,16 @@ def test_a_scalar_fill_is_a_constant():
 
 def test_uninitialised_tensors_have_the_right_shape():
     conversion = convert(
-        lambda x: (torch.empty(2, 3), x.new_empty(4), torch.empty_like(x), x.new_empty((2, 0, 3)),
-                   x.new_empty_strided((2, 3), (3, 1)), torch.empty_strided((2, 3), (1, 2))),
+        lambda x: (
+            torch.empty(2, 3),
+            x.new_empty(4),
+            torch.empty_like(x),
+            x.new_empty((2, 0, 3)),
+            x.new_empty_strided((2, 3), (3, 1)),
+            torch.empty_strided((2, 3), (1, 2)),
+        ),
         make(F32, 3, 4),
-    )  # fmt: skip
+    )
     assert not conversion.generic
     shapes = [tuple(t.shape) for t in run(conversion, [make(F32, 3, 4)])]
     assert shapes == [(2, 3), (4,), (3, 4), (2, 0, 3), (2, 3), (2, 3)]
@@ -430,11 +468,19 @@ def test_fills_of_dynamic_size():
     def fn(x):
         n, m = x.shape
         return (
-            torch.zeros(n, m), torch.ones(m, 2), torch.full((n,), 2.5), torch.full_like(x, 3),
-            x.new_zeros(n + 1), x.new_ones(n, 1), x.new_full((m,), 4), torch.zeros_like(x),
-            torch.full((2,), n), torch.scalar_tensor(m), torch.ones_like(x),
+            torch.zeros(n, m),
+            torch.ones(m, 2),
+            torch.full((n,), 2.5),
+            torch.full_like(x, 3),
+            x.new_zeros(n + 1),
+            x.new_ones(n, 1),
+            x.new_full((m,), 4),
+            torch.zeros_like(x),
+            torch.full((2,), n),
+            torch.scalar_tensor(m),
+            torch.ones_like(x),
             x.new_empty(m).fill_(1),
-        )  # fmt: skip
+        )
 
     check(fn, make(F32, 3, 4), dynamic=True, other_inputs=(make(F32, 6, 2),))
 
@@ -469,10 +515,15 @@ def test_arange_of_dynamic_size():
     def fn(x):
         n, m = x.shape
         return (
-            torch.arange(n), torch.arange(1, m), torch.arange(0, n, 2), torch.arange(n, n + m),
-            torch.arange(n, dtype=F32), torch.arange(m, -1, -1), torch.arange(0, m, 2, dtype=F32),
+            torch.arange(n),
+            torch.arange(1, m),
+            torch.arange(0, n, 2),
+            torch.arange(n, n + m),
+            torch.arange(n, dtype=F32),
+            torch.arange(m, -1, -1),
+            torch.arange(0, m, 2, dtype=F32),
             torch.arange(n, 0, -2),
-        )  # fmt: skip
+        )
 
     check(fn, make(F32, 3, 4), dynamic=True, other_inputs=(make(F32, 6, 9),))
 
@@ -489,8 +540,12 @@ def test_linspace(bounds, dtype):
 def test_triangles(dtype, diagonal):
     x = make(dtype, 2, 4, 5)
     check(lambda x: (torch.tril(x, diagonal), torch.triu(x, diagonal)), x)
-    check(lambda x: torch.tril(torch.ones(x.shape[1], x.shape[1], dtype=BOOL)), x, dynamic=True,
-          other_inputs=(make(dtype, 2, 7, 5),))  # fmt: skip
+    check(
+        lambda x: torch.tril(torch.ones(x.shape[1], x.shape[1], dtype=BOOL)),
+        x,
+        dynamic=True,
+        other_inputs=(make(dtype, 2, 7, 5),),
+    )
 
 
 # ---- softmax and losses ----
@@ -533,8 +588,12 @@ def test_losses(dtype, reduction):
         check(given(lambda x, y, w, fn: gradient(lambda a: fn(a, y))(x, w), fn=fn), x, y, weight)
     check(lambda p, q: F.binary_cross_entropy(p, q, reduction=reduction), p, q)
     check(lambda p, q, w: F.binary_cross_entropy(p, q, w, reduction=reduction), p, q, q)
-    check(lambda p, q, w: gradient(lambda a: F.binary_cross_entropy(a, q, reduction=reduction))(
-        p, w), p, q, weight)  # fmt: skip
+    check(
+        lambda p, q, w: gradient(lambda a: F.binary_cross_entropy(a, q, reduction=reduction))(p, w),
+        p,
+        q,
+        weight,
+    )
 
 
 def test_mse_loss_of_mixed_types():
@@ -568,8 +627,7 @@ def test_nll_loss_of_one_sample_and_dynamic_batch():
     def training(x, t):
         return gradient(lambda x: F.cross_entropy(x, t))(x, torch.ones(()))
 
-    check(training, x, t, dynamic=True,
-          other_inputs=(make(F32, 2, 5), torch.tensor([0, 3])))  # fmt: skip
+    check(training, x, t, dynamic=True, other_inputs=(make(F32, 2, 5), torch.tensor([0, 3])))
 
 
 def test_label_smoothing_and_logits_losses():
@@ -611,9 +669,20 @@ def test_symbolic_operands():
     def fn(x):
         n = x.shape[0]
         return (
-            x + n, x * n, x / n, n - x, x**n, x // n, x % n, x > n, x == n, torch.clamp(x, max=n),
-            torch.where(x > 0, x, n), torch.masked_fill(x, x > 0, n), torch.add(x, x, alpha=n),
-        )  # fmt: skip
+            x + n,
+            x * n,
+            x / n,
+            n - x,
+            x**n,
+            x // n,
+            x % n,
+            x > n,
+            x == n,
+            torch.clamp(x, max=n),
+            torch.where(x > 0, x, n),
+            torch.masked_fill(x, x > 0, n),
+            torch.add(x, x, alpha=n),
+        )
 
     for dtype in (F32, BF16, I64):
         check(fn, make(dtype, 3, 4), dynamic=True, other_inputs=(make(dtype, 6, 4),))

@@ -291,9 +291,13 @@ def test_sizes_of_random_tensors_may_be_symbolic():
     def fn(x):
         n = x.shape[0]
         return (
-            torch.rand(n, 3), torch.randn_like(x), torch.randint(n, (n,)), torch.randperm(n),
-            *aten.native_dropout(x, 0.5, True), torch.bernoulli(x.sigmoid()),
-        )  # fmt: skip
+            torch.rand(n, 3),
+            torch.randn_like(x),
+            torch.randint(n, (n,)),
+            torch.randperm(n),
+            *aten.native_dropout(x, 0.5, True),
+            torch.bernoulli(x.sigmoid()),
+        )
 
     conversion = convert(fn, torch.randn(4, 3), dynamic=True)
     assert not conversion.generic
@@ -371,9 +375,7 @@ class Noisy(torch.nn.Module):
 def test_training_with_dropout(dynamic):
     torch.manual_seed(0)
     model = Noisy()
-    fast = torch.compile(
-        model, backend=torchair.get_npu_backend(), dynamic=dynamic, fullgraph=True
-    )
+    fast = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=dynamic, fullgraph=True)
     x = torch.randn(32, 64, requires_grad=True)
     torch.manual_seed(3)
     y = fast(x)
@@ -394,8 +396,9 @@ def test_checkpointed_dropout_is_replayed_in_backward():
     model = Noisy()
     fast = torch.compile(
         lambda x: checkpoint(model, x, use_reentrant=False),
-        backend=torchair.get_npu_backend(), fullgraph=True,
-    )  # fmt: skip
+        backend=torchair.get_npu_backend(),
+        fullgraph=True,
+    )
     x = torch.randn(32, 64, requires_grad=True)
     for _ in range(2):
         y = fast(x)
@@ -423,8 +426,13 @@ def test_embedding_bag(mode, dtype):
     check(first, weight, indices, offsets, dynamic=True, other_inputs=(weight, *pair))
     if mode == "sum":
         weights = torch.randn(8, dtype=dtype)
-        check(lambda w, i, o, s: F.embedding_bag(i, w, o, mode=mode, per_sample_weights=s),
-              weight, indices, offsets, weights)  # fmt: skip
+        check(
+            lambda w, i, o, s: F.embedding_bag(i, w, o, mode=mode, per_sample_weights=s),
+            weight,
+            indices,
+            offsets,
+            weights,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -457,9 +465,12 @@ def test_sampling_in_planes(mode, padding, align):
         check(
             lambda d, x, g: aten.grid_sampler_2d_backward(
                 d, x, g, mode, padding, align, [True, True]
-            ), grad, x, grid,
+            ),
+            grad,
+            x,
+            grid,
         )
-    ) == ["GridSampler2DGrad"]  # fmt: skip
+    ) == ["GridSampler2DGrad"]
 
 
 @pytest.mark.parametrize("mode", [0, 1])
@@ -469,15 +480,19 @@ def test_sampling_in_space(mode):
     check(lambda x, g: aten.grid_sampler_3d(x, g, mode, 1, False), x, grid)
     check(
         lambda d, x, g: aten.grid_sampler_3d_backward(d, x, g, mode, 1, False, [True, True]),
-        grad, x, grid,
-    )  # fmt: skip
+        grad,
+        x,
+        grid,
+    )
 
 
 def test_sampling_trains_with_other_sizes():
     fast = torch.compile(
         lambda x, g: F.grid_sample(x, g, align_corners=False),
-        backend=torchair.get_npu_backend(), dynamic=True, fullgraph=True,
-    )  # fmt: skip
+        backend=torchair.get_npu_backend(),
+        dynamic=True,
+        fullgraph=True,
+    )
     for n in (2, 3):
         x, grid = torch.randn(n, 3, 5, 4 + n), torch.rand(n, 6, 7, 2)
         x.requires_grad_()
@@ -499,8 +514,9 @@ def test_what_is_left_out_has_no_converter():
 def test_fourier_transforms_run_in_torch():
     conversion = check(
         lambda x: torch.view_as_real(torch.fft.ifft(torch.fft.fft2(x), norm="ortho")),
-        torch.randn(3, 8, 4, dtype=torch.complex64), generic=True,
-    )  # fmt: skip
+        torch.randn(3, 8, 4, dtype=torch.complex64),
+        generic=True,
+    )
     assert conversion.generic["aten._fft_c2c.default"] == 2
 
 

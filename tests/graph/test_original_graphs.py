@@ -67,38 +67,52 @@ NORM = "Shape Cast Fill BNInfer"
 CASES = {
     "clone": Case(
         lambda: Calls(lambda x: (x.clone(), x.t().clone(memory_format=torch.contiguous_format))),
-        ((3, 4),), "Identity Transpose Identity", "TensorMove TensorMove Transpose",
+        ((3, 4),),
+        "Identity Transpose Identity",
+        "TensorMove TensorMove Transpose",
     ),
     "part put back": Case(
-        PutBack, ((3, 5), (3, 2)), f"{SLICES} Mul Cast Assign", "Mul StridedSliceAssign",
+        PutBack,
+        ((3, 5), (3, 2)),
+        f"{SLICES} Mul Cast Assign",
+        "Mul StridedSliceAssign",
     ),
     "parts at both ends": Case(
-        PutBackAtBothEnds, ((3, 5), (3, 2)), f"{SLICES} {SLICES} Add Assign",
+        PutBackAtBothEnds,
+        ((3, 5), (3, 2)),
+        f"{SLICES} {SLICES} Add Assign",
         "Add ConcatV2 ConcatV2 StridedSliceV2 StridedSliceV2 StridedSliceV2 StridedSliceV2",
     ),
     "linear layers": Case(
-        linears, ((2, 3, 8),),
+        linears,
+        ((2, 3, 8),),
         "Reshape Transpose MatMul Reshape Reshape Transpose MatMul Reshape",
         "MatMul MatMul Reshape Reshape",
     ),
     "norms": Case(
-        normed, ((2, 3, 8, 8),),
+        normed,
+        ((2, 3, 8, 8),),
         f"Conv2D {NORM} Shape Gather Cast Fill Gather Cast Fill Cast Fill BNInfer",
         "BNInfer BNInfer Conv2D",
     ),
     "nearest": Case(
         lambda: Calls(lambda x: F.interpolate(x, scale_factor=2, mode="nearest")),
-        ((1, 2, 3, 4),), "ResizeNearestNeighborV2", "ResizeNearestNeighborV2",
+        ((1, 2, 3, 4),),
+        "ResizeNearestNeighborV2",
+        "ResizeNearestNeighborV2",
     ),
     "nearest of a size": Case(
         lambda: Calls(lambda x: F.interpolate(x, size=(7, 11))),
-        ((1, 2, 3, 4),), "ResizeNearestNeighborV2", "ResizeNearestNeighborV2",
+        ((1, 2, 3, 4),),
+        "ResizeNearestNeighborV2",
+        "ResizeNearestNeighborV2",
     ),
-}  # fmt: skip
+}
 
 
 QUICK = ("cat of transposed, viewed", "linear of rank three", "two views alike", "split")
 """Models of which each run compares the graphs; `make golden` compares those of all."""
+
 
 def dumps(case: Case, folder: Path, dynamic: bool) -> tuple[str, str]:
     """The texts of both stages; results and updated inputs are eager's."""
@@ -148,7 +162,8 @@ def test_a_dynamic_dump_ends_with_the_net_output(name, tmp_path):
         ((2, 3, 1), (2, 0, 1), "Gather Gather Pack Reshape Shape Shape"),
         ((5, 1, 1), (1, 0, 2), "Gather Pack Reshape Shape"),
         (
-            (2, 3, 1), (1, 0, 2),
+            (2, 3, 1),
+            (1, 0, 2),
             "Gather Gather Pack Pack Reshape Reshape Shape Shape Transpose",
         ),
     ],

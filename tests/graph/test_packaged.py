@@ -31,7 +31,7 @@ from torchair.codegen.target import BrokenKernels, Kernel
 from torchair.deploy.code import code_in
 from torchair.deploy.load import load_air
 from torchair.engine import packaged
-from torchair.engine.packaged import Code, CodeError, RecordingTarget
+from torchair.engine.packaged import CodeError, PackagedCode, RecordingTarget
 from torchair.errors import GraphError, InputError, SerializationError
 from torchair.serde.air import add_code
 
@@ -66,9 +66,12 @@ def folder(tmp_path_factory: Any) -> Iterator[Path]:
     given = [str(made / "model.pt2"), "-o", str(made / "dynamic.air"), "--key", str(made / "key")]
     assert cli.main(["package", *given]) == 0
     torchair.package(
-        export(Model(), (x,)), made / "fixed.air", cpu=PROCESSORS, gpu=["sm_80", "sm_90"],
+        export(Model(), (x,)),
+        made / "fixed.air",
+        cpu=PROCESSORS,
+        gpu=["sm_80", "sm_90"],
         frozen_parameter=True,
-    )  # fmt: skip
+    )
     yield made
 
 
@@ -102,10 +105,17 @@ def run_alone(path: Path, sizes: list[int]) -> list[Any]:
     """What each processor's code gives in a process in which llvmlite cannot be imported."""
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(path), ",".join(HERE), json.dumps(sizes)],
-        capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1]),
-             "OMP_NUM_THREADS": "1", "TORCHAIR_KERNEL_CACHE": "0"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(torchair.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+            "TORCHAIR_KERNEL_CACHE": "0",
+        },
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -174,9 +184,9 @@ def test_damaged_packages_are_refused(folder: Path, tmp_path: Path) -> None:
         torchair.load(path, trust=True)
     data = code.to_bytes()
     with pytest.raises(CodeError, match="damaged"):
-        Code.from_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        PackagedCode.from_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CodeError, match="format"):
-        Code.from_bytes(data.replace(b'"format":1', b'"format":9'))
+        PackagedCode.from_bytes(data.replace(b'"format":1', b'"format":9'))
     appended = bytes(whole) + whole  # a second model, after the signature of the first
     path.write_bytes(appended)
     with pytest.raises(SerializationError):
@@ -234,16 +244,17 @@ def test_a_model_whose_kernels_are_missing_runs_with_those_of_torch(
 ) -> None:
     """The package holds what runs programs, and no kernel; LLVM is not there either."""
     torchair.dynamo_export(
-        torch.randn(3, 19), model=torch.nn.Sequential(torch.nn.Linear(19, 23), torch.nn.GELU()),
+        torch.randn(3, 19),
+        model=torch.nn.Sequential(torch.nn.Linear(19, 23), torch.nn.GELU()),
         export_path=str(tmp_path),
-    )  # fmt: skip
+    )
     source, path = tmp_path / "export.air", tmp_path / "package.air"
     torchair.package(source, path, cpu=HERE[:1])
     x = torch.randn(3, 19)
     wanted = torchair.load(path, trust=True)(x)
     empty = RecordingTarget(processor_named(HERE[0])).image()
     notes = {"torchair": torchair.__version__}
-    add_code(source, path, Code({HERE[0]: empty}, notes=notes).to_bytes())
+    add_code(source, path, PackagedCode({HERE[0]: empty}, notes=notes).to_bytes())
     monkeypatch.setattr(packaged.cpu(), "library", Library())
     monkeypatch.setattr(packaged.cpu(), "_missing", "there is no LLVM")
     monkeypatch.delenv("TORCHAIR_STRICT", raising=False)
@@ -302,8 +313,9 @@ def test_code_reaches_constants_functions_and_data_outside() -> None:
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
     outside = kind(lambda x: x * 10)
     symbols = {
-        "table": ctypes.addressof(number), "outside": ctypes.cast(outside, ctypes.c_void_p).value,
-    }  # fmt: skip
+        "table": ctypes.addressof(number),
+        "outside": ctypes.cast(outside, ctypes.c_void_p).value,
+    }
     mapped = MappedImage(image, symbols)
     function = kind(mapped.addresses[kernel.entry])
     assert [function(i) for i in range(4)] == [130, 150, 170, 190]

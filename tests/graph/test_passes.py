@@ -208,7 +208,6 @@ def test_parts_are_put_back_into_an_input_that_keeps_them(assigned):
     assert ("StridedSliceAssign" in types, "ConcatV2" in types) == (this, not this)
 
 
-
 def test_prints_and_prefetches_are_chained():
     with Graph("g") as g:
         x = data(0, (2,))

@@ -350,9 +350,14 @@ def test_a_transformer_with_attention_spelled_out():
     import transformers
 
     config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=100, attn_implementation="eager",
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=100,
+        attn_implementation="eager",
+    )
     model = transformers.LlamaModel(config).eval()
     ids = torch.randint(0, 100, (2, 40))
     compiled = Compiled(lambda i: model(i, use_cache=False).last_hidden_state)

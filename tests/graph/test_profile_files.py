@@ -14,7 +14,7 @@ import pytest
 from profile_tools import BASE, HOST, PRODUCT, WORKER, host, kernel
 from torchair.ascend.emulate.profiles import database, memory
 from torchair.ascend.emulate.profiles.communication import (
-    Place,
+    ProfileOrigin,
     communication_json,
     communication_matrix_json,
 )
@@ -26,9 +26,13 @@ from torchair.store import csv_bytes
 GROUP = "tag=;rank_list=0,1,3"
 MEGABYTE = 1024 * 1024
 TALK = Work(
-    "HcomAllReduce", "COMMUNICATION", ["all_reduce"], [("FLOAT", [1000, 500])], graph="graph_7",
+    "HcomAllReduce",
+    "COMMUNICATION",
+    ["all_reduce"],
+    [("FLOAT", [1000, 500])],
+    graph="graph_7",
     group=GROUP,
-)  # fmt: skip
+)
 SEND = Work("HcomSend", "COMMUNICATION", ["send"], [("BF16", [500_000])])
 
 
@@ -56,7 +60,7 @@ TRACE = {
         moment(85, 1, -MEGABYTE, 2 * MEGABYTE),
         {"ph": "i", "name": memory.EVENT, "tid": HOST, "ts": 9, "args": {"Device Type": 0}},
     ],
-}  # fmt: skip
+}
 
 
 def profile() -> Profile:
@@ -85,7 +89,7 @@ def test_memory_record() -> None:
 
 
 def test_communication() -> None:
-    (found,) = json.loads(communication_json(profile(), Place(1, 4))).values()
+    (found,) = json.loads(communication_json(profile(), ProfileOrigin(1, 4))).values()
     assert list(found["p2p"]) == ["hcom_send__0@default_group", "Total Op Info"]
     first, second, total = found["collective"].values()
     assert list(found["collective"])[:2] == [f"hcom_allreduce__{n}@{GROUP}" for n in (0, 1)]
@@ -100,7 +104,7 @@ def test_communication() -> None:
 
 
 def test_communication_matrix() -> None:
-    (found,) = json.loads(communication_matrix_json(profile(), Place(1, 4))).values()
+    (found,) = json.loads(communication_matrix_json(profile(), ProfileOrigin(1, 4))).values()
     calls = found["collective"]
     fastest = calls[f"allreduce-top1@{GROUP}"]
     assert list(fastest) == ["1-0", "1-3"], "other members of the group"
@@ -161,8 +165,13 @@ def test_both_kinds_and_no_other(tmp_path: Path) -> None:
     analyse(folder)
     found = {f.name for f in (folder / "ASCEND_PROFILER_OUTPUT").iterdir()}
     assert found >= {
-        "memory_record.csv", "operator_memory.csv", "communication.json", "trace_view.json",
-        "communication_matrix.json", "ascend_pytorch_profiler.db", "analysis.db",
-    }  # fmt: skip
+        "memory_record.csv",
+        "operator_memory.csv",
+        "communication.json",
+        "trace_view.json",
+        "communication_matrix.json",
+        "ascend_pytorch_profiler.db",
+        "analysis.db",
+    }
     with pytest.raises(ValueError, match="'text' and 'db'"):
         analyse(folder, export_type="xml")

@@ -48,10 +48,10 @@ def example() -> Profile:
                 host("aten::add", 161, 179),
             ],
         }
-    )  # fmt: skip
+    )
 
 
-def table(rows: list[output.Row]) -> list[dict[str, str]]:
+def table(rows: list[output.CsvRow]) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(csv_bytes(rows).decode(), newline="")))
 
 
@@ -74,14 +74,28 @@ def test_kernel_details() -> None:
     assert list(rows[0]) == ["Step Id", *output.KERNEL_COLUMNS]
     first, talk, second, eager = rows
     assert first == {
-        "Step Id": "3", "Device_id": "0", "Model ID": "7", "Task ID": "0", "Stream ID": "0",
-        "Name": "MatMulV2_1+Relu_1", "Type": "MatMulV2+Relu", "OP State": "static",
-        "Accelerator Core": "AI_CORE", "Start Time(us)": "1700000000123486.000",
-        "Duration(us)": "20.000", "Wait Time(us)": "0.000", "Block Dim": "2",
-        "Mix Block Dim": "N/A", "HF32 Eligible": "NO", "Input Shapes": "2,3;3",
-        "Input Data Types": "FLOAT;BF16", "Input Formats": "ND;ND", "Output Shapes": "2,-1",
-        "Output Data Types": "FLOAT", "Output Formats": "ND",
-    }  # fmt: skip
+        "Step Id": "3",
+        "Device_id": "0",
+        "Model ID": "7",
+        "Task ID": "0",
+        "Stream ID": "0",
+        "Name": "MatMulV2_1+Relu_1",
+        "Type": "MatMulV2+Relu",
+        "OP State": "static",
+        "Accelerator Core": "AI_CORE",
+        "Start Time(us)": "1700000000123486.000",
+        "Duration(us)": "20.000",
+        "Wait Time(us)": "0.000",
+        "Block Dim": "2",
+        "Mix Block Dim": "N/A",
+        "HF32 Eligible": "NO",
+        "Input Shapes": "2,3;3",
+        "Input Data Types": "FLOAT;BF16",
+        "Input Formats": "ND;ND",
+        "Output Shapes": "2,-1",
+        "Output Data Types": "FLOAT",
+        "Output Formats": "ND",
+    }
     assert talk["Stream ID"] == "1" and talk["OP State"] == "N/A"
     assert (second["Task ID"], second["Wait Time(us)"]) == ("1", "15.000")
     assert eager["Step Id"] == "4" and eager["Model ID"] == str(NO_GRAPH)
@@ -113,16 +127,22 @@ def test_trace_view() -> None:
     events = trace_view(example())
     layers = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert list(layers.values()) == [
-        "Python", "Ascend Hardware", "Communication", "Overlap Analysis",
-    ]  # fmt: skip
+        "Python",
+        "Ascend Hardware",
+        "Communication",
+        "Overlap Analysis",
+    ]
     slices = [e for e in events if e["ph"] == "X"]
     assert all(isinstance(e["ts"], str) for e in slices)
-    rows = {
-        (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
-    }  # fmt: skip
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {(e["pid"], e["tid"]) for e in slices} <= set(rows)
-    (talk,) = [e for e in slices if e["name"] == "all_reduce" and e["args"]["Stream Id"] == 1
-               and layers[e["pid"]] == "Ascend Hardware"]  # fmt: skip
+    (talk,) = [
+        e
+        for e in slices
+        if e["name"] == "all_reduce"
+        and e["args"]["Stream Id"] == 1
+        and layers[e["pid"]] == "Ascend Hardware"
+    ]
     assert rows[talk["pid"], talk["tid"]] == "Stream 1 aside"
     parts = {
         name: [(e["ts"][-7:], e["dur"]) for e in slices if e["name"] == name]
@@ -137,8 +157,10 @@ def test_trace_view() -> None:
 
 def test_stacks() -> None:
     lines = stacks(example(), "self_npu_time_total").splitlines()
-    assert lines == ["main.py(1): <module>;main.py(5): step;run 45",
-                     "main.py(1): <module>;aten::add 20"]  # fmt: skip
+    assert lines == [
+        "main.py(1): <module>;main.py(5): step;run 45",
+        "main.py(1): <module>;aten::add 20",
+    ]
     assert "main.py(1): <module>;main.py(5): step;call 20" in stacks(
         example(), "self_cpu_time_total"
     )
@@ -146,8 +168,10 @@ def test_stacks() -> None:
 
 def test_domains_of_marks() -> None:
     for marks, kept in (
-        (Marks(), ["a", "b"]), (Marks(include=("a",)), ["a"]), (Marks(exclude=("a",)), ["b"]),
-    ):  # fmt: skip
+        (Marks(), ["a", "b"]),
+        (Marks(include=("a",)), ["a"]),
+        (Marks(exclude=("a",)), ["b"]),
+    ):
         numbers = [marks.begin(f"in {name}", None, name) for name in "ab"]
         for number in reversed(numbers):
             marks.end(number)
@@ -161,8 +185,10 @@ def test_what_was_recorded_is_analysed_later(tmp_path: Path) -> None:
     folder = save(tmp_path, "worker", trace, {"rank_id": 2}, {"key": "value"})
     assert folder.name.startswith("worker_2") and folder.name.endswith("_ascend_pt")
     assert sorted(f.name for f in folder.iterdir()) == [
-        "FRAMEWORK", "profiler_info_2.json", "profiler_metadata.json",
-    ]  # fmt: skip
+        "FRAMEWORK",
+        "profiler_info_2.json",
+        "profiler_metadata.json",
+    ]
     analyse(tmp_path, max_process_number=1, export_type=["text"])
     output = folder / "ASCEND_PROFILER_OUTPUT"
     assert sorted(f.name for f in output.iterdir()) == ["operator_details.csv", "trace_view.json"]

@@ -329,11 +329,17 @@ def library():
 
     for schema, kernel, fake in (
         ("add_to(Tensor(a!)? x, Tensor y) -> ()", add_to, lambda x, y: None),
-        ("two(Tensor(a!) x, Tensor(b!) y, Tensor z, *, float scale=1.0) -> Tensor", two,
-         lambda x, y, z, *, scale=1.0: torch.empty_like(z)),
-        ("many(Tensor(a!)[] xs, Tensor y) -> (Tensor, Tensor)", many,
-         lambda xs, y: (torch.empty_like(y), torch.empty_like(y))),
-    ):  # fmt: skip
+        (
+            "two(Tensor(a!) x, Tensor(b!) y, Tensor z, *, float scale=1.0) -> Tensor",
+            two,
+            lambda x, y, z, *, scale=1.0: torch.empty_like(z),
+        ),
+        (
+            "many(Tensor(a!)[] xs, Tensor y) -> (Tensor, Tensor)",
+            many,
+            lambda xs, y: (torch.empty_like(y), torch.empty_like(y)),
+        ),
+    ):
         lib.define(schema)
         name = schema.partition("(")[0]
         lib.impl(name, kernel, "CompositeExplicitAutograd")

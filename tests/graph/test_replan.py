@@ -22,9 +22,9 @@ from torchair import ge
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.compile import GraphCompiler
 from torchair.engine.plan.arena import Buffer, Packing, lower_bound, place
-from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
+from torchair.engine.plan.shape_family import ShapeFamily, ShapePlan
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError
 from torchair.ge.build import Data, NetOutput
@@ -52,12 +52,12 @@ def watch() -> Iterator[Watch]:
     seen = Watch()
     learn, plan = Planner.learn, GraphCompiler.plan
 
-    def learned(self: Planner, *args: Any) -> Plan | Member:
+    def learned(self: Planner, *args: Any) -> Plan | ShapePlan:
         made = learn(self, *args)
-        seen.families += isinstance(made, Member)
+        seen.families += isinstance(made, ShapePlan)
         return made
 
-    def compared(self: GraphCompiler, inputs: Any, given: Any) -> Plan | Member:
+    def compared(self: GraphCompiler, inputs: Any, given: Any) -> Plan | ShapePlan:
         made = plan(self, inputs, given)
         if isinstance(made, Plan):
             seen.alone += 1
@@ -80,16 +80,24 @@ def watch() -> Iterator[Watch]:
 
 def shown(plan: Plan) -> Any:
     """What a plan does, to compare it with another; memory may be arranged differently."""
-    roots = [(r.kind, r.meta.shape, r.meta.stride(), r.meta.dtype, r.tied_to) for r in plan.roots]
+    allocations = [
+        (r.kind, r.meta.shape, r.meta.stride(), r.meta.dtype, r.tied_to) for r in plan.allocations
+    ]
     steps = [(s.node, s.kind, s.args, s.outs) for s in (*plan.bound, *plan.steps)]
     natives = [
-        (n.order, [id(s) if isinstance(s, torch.Tensor) else s for s in n.addresses], n.numbers,
-         n.work, n.copies, n.pointwise)
+        (
+            n.order,
+            [id(s) if isinstance(s, torch.Tensor) else s for s in n.addresses],
+            n.numbers,
+            n.work,
+            n.copies,
+            n.pointwise,
+        )
         for n in plan.natives
-    ]  # fmt: skip
-    places = {slot: (root.slot, offset) for slot, (root, offset) in plan.places.items()}
+    ]
+    places = {slot: (allocation.slot, offset) for slot, (allocation, offset) in plan.places.items()}
     ends = plan.outputs, plan.write_backs, plan.read
-    return roots, steps, natives, places, ends
+    return allocations, steps, natives, places, ends
 
 
 def kernels() -> int:
@@ -328,8 +336,10 @@ def test_buffers_move_together_while_sizes_grow(monkeypatch):
         return sum(y.t() @ y for y in [p @ p[:4] for p in longer])
 
     run, moved = compiled(products, dynamic=True), []
-    barriers = Family.barriers
-    monkeypatch.setattr(Family, "barriers", lambda self, *a: moved.append(1) or barriers(self, *a))
+    barriers = ShapeFamily.barriers
+    monkeypatch.setattr(
+        ShapeFamily, "barriers", lambda self, *a: moved.append(1) or barriers(self, *a)
+    )
     for n in range(8, 72):
         check(products, run, (noise(n, 4).round(),))
     assert 2 < len(moved) < 22

@@ -25,7 +25,7 @@ from torchair.engine.inspect.dry_run import dry_run
 from torchair.reporting.recorder import embedded, kernel_rows
 from torchair.reporting.recorder import page as page_of
 
-SCRIPT = '''
+SCRIPT = """
 import torch, torchair
 
 class Block(torch.nn.Module):
@@ -44,7 +44,7 @@ compiled = torch.compile(model, backend="torchair")
 with torch.no_grad():
     for rows in 4, 4:
         compiled(torch.randn(rows, 16))
-'''
+"""
 PARTS = ("overview", "code", "graph", "memory", "timeline", "roofline", "kernels", "passes")
 LISTS = ("list-source", "list-fx", "list-ge", "list-steps")
 VOID = ("meta", "img", "br", "input", "link")
@@ -77,9 +77,10 @@ class Page(HTMLParser):
     def inside(self, name: str, kind: str = "") -> list[dict[str, Any]]:
         """Attributes of the elements inside of one, of those with a class if that is given."""
         return [
-            a for _, a, inside in self.elements
+            a
+            for _, a, inside in self.elements
             if name in inside and (not kind or kind in (a.get("class") or "").split())
-        ]  # fmt: skip
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_lines_nodes_and_steps_belong_together(graph):
 
 
 def test_the_model_has_a_name_arguments_are_known_and_lines_begin_at_the_left(graph, report):
-    assert graph["model"] == "Block" and "id=\"model\"" in report.read_text()
+    assert graph["model"] == "Block" and 'id="model"' in report.read_text()
     assert all("argument" in graph["fx"][k][0] for k in graph["arguments"]["fx"])
     assert len(graph["arguments"]["fx"]) == len(graph["arguments"]["ge"]) == 3 * 6 + 1
     assert {graph["ge"][k][2] for k in graph["arguments"]["ge"]} == {"Data"}
@@ -239,9 +240,15 @@ def test_option_reports_graphs_of_both_modes(mode, tmp_path):
 def drawn(page: Path, wish: str, folder: Path, *options: str) -> Page:
     """The page as Chromium has drawn it."""
     command = [
-        "chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}",
-        "--virtual-time-budget=5000", *options, f"{page.as_uri()}#{wish}",
-    ]  # fmt: skip
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder}",
+        "--virtual-time-budget=5000",
+        *options,
+        f"{page.as_uri()}#{wish}",
+    ]
     assert shutil.which("chromium"), "this test needs Chromium: apt-get install chromium"
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return Page(done.stdout)

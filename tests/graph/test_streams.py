@@ -122,8 +122,9 @@ def test_example_timeline(tmp_path):
     slices = [e for e in events if e["ph"] == "X"]
     assert {e["args"]["call"] for e in slices} == {0, 1, 2}
     last = {e["name"]: e for e in slices if e["args"]["call"] == 2}
-    shown = {name: (rows[e["tid"]], e["args"]["nodes"], e["args"]["types"])
-             for name, e in last.items()}  # fmt: skip
+    shown = {
+        name: (rows[e["tid"]], e["args"]["nodes"], e["args"]["types"]) for name, e in last.items()
+    }
     assert shown == {
         "MatMul": ("stream_1", ["MatMul"], ["MatMul"]),
         "Abs": ("stream_1", ["Abs"], ["Abs"]),
@@ -270,8 +271,8 @@ def _waits_without_reuse(session: TorchNpuGraph) -> dict[int, list[int]]:
     """Events that a plan would need if no two buffers shared memory."""
     plan = session.last_plan()
 
-    def where(root: Any) -> tuple[int, int, int]:
-        return (root.slot, 0, 1) if root.kind == "arena" else range_of(root)
+    def where(allocation: Any) -> tuple[int, int, int]:
+        return (allocation.slot, 0, 1) if allocation.kind == "arena" else range_of(allocation)
 
     order = order_of(plan.steps, lambda slot: plan.places[slot][0], where, session.lanes)
     return order.waits
@@ -342,7 +343,7 @@ def test_updates_in_place_wait_for_readers_on_other_streams(sessions):
         for got, wanted in zip(fast(mine, new), step(theirs, new), strict=True):
             torch.testing.assert_close(got, wanted)
         torch.testing.assert_close(mine, theirs)
-    assert any(r.kind == "tied" for r in sessions.plan.roots)
+    assert any(r.kind == "tied" for r in sessions.plan.allocations)
 
 
 @pytest.mark.parametrize("late", ["", "s"])
@@ -363,7 +364,7 @@ def test_what_torch_allocates_stays_as_long_as_any_lane_needs_it(late, sessions)
     for _ in range(2):
         for got, wanted in zip(fast(x), model(x), strict=True):
             torch.testing.assert_close(got, wanted)
-    assert any(r.kind == "torch" for r in sessions.plan.roots)
+    assert any(r.kind == "torch" for r in sessions.plan.allocations)
 
 
 def test_calls_from_several_threads():
@@ -573,8 +574,11 @@ def test_units_end_where_streams_meet(sessions):
         torch.testing.assert_close(got, wanted)
     types = sorted([n.type for n in s.also] for s in sessions.plan.steps)
     assert types == [
-        ["Add", "Sqrt", "Abs", "Mul"], ["Mul", "Exp"], ["Mul", "Tanh"], ["Sub", "Sin"],
-    ]  # fmt: skip
+        ["Add", "Sqrt", "Abs", "Mul"],
+        ["Mul", "Exp"],
+        ["Mul", "Tanh"],
+        ["Sub", "Sin"],
+    ]
 
 
 def test_rules_do_not_join_streams(sessions):
@@ -767,14 +771,16 @@ def test_nested_scopes(sessions):
     }
     assert shown == {
         "Sqrt": {
-            "_super_kernel_scope": "outer", "_super_kernel_options": "feed-sync-all=1",
-            "_user_stream_label": "s", "_user_stream_priority": "3",
+            "_super_kernel_scope": "outer",
+            "_super_kernel_options": "feed-sync-all=1",
+            "_user_stream_label": "s",
+            "_user_stream_priority": "3",
             "_enable_inner_parallel": False,
         },
         "Exp": {},
         "Sin": {"_op_exec_never_timeout": False},
         "Tanh": {"_op_aicore_num": "4", "_op_vectorcore_num": "5"},
-    }  # fmt: skip
+    }
 
 
 def test_time_limits_are_bools():

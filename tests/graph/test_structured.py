@@ -15,9 +15,16 @@ from torch._logging._internal import LazyTraceHandler, trace_log
 from torchair import structured
 
 STAGES = [
-    "fx_passes", "convert", "ge_passes", "engine_passes", "fuse", "plan", "generate", "build",
+    "fx_passes",
+    "convert",
+    "ge_passes",
+    "engine_passes",
+    "fuse",
+    "plan",
+    "generate",
+    "build",
     "bind",
-]  # fmt: skip
+]
 
 
 class Recording(LazyTraceHandler):
@@ -66,9 +73,12 @@ def test_a_trace_shows_graphs_plan_kernels_and_stages(handlers):
     found = trace.artifacts
     assert list(found) == ["fx", "ge_original", "ge_optimized", "plan", "kernels"]
     wanted = {
-        "fx": "torch.ops.aten.mm", "ge_original": "MatMul", "ge_optimized": "MatMul",
-        "plan": "native mm", "kernels": "define",
-    }  # fmt: skip
+        "fx": "torch.ops.aten.mm",
+        "ge_original": "MatMul",
+        "ge_optimized": "MatMul",
+        "plan": "native mm",
+        "kernels": "define",
+    }
     assert all(word in found[name][1] for name, word in wanted.items())
     assert {(a["frame_id"], a["frame_compile_id"]) for a, _ in found.values()} == {(0, 0)}
     assert all(a["artifact"]["encoding"] == "string" for a, _ in found.values())

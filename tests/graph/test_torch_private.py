@@ -126,10 +126,18 @@ def _defined() -> set[str]:
 
 _OPERATORS = {"aten", "_aten", "_ATEN", "define", "_define", "_nn", "torch"}
 _OF_OTHERS = {
-    "_CFuncPtr", "_at_fork_reinit", "_getframe", "_is_owned", "_replace",  # Python
-    "_C", "_exchange_device",  # torch_npu
-    "_get_layer_params", "_get_weight_params", "_k_scale_float", "_v_scale_float",  # vLLM
-}  # fmt: skip
+    "_CFuncPtr",
+    "_at_fork_reinit",
+    "_getframe",
+    "_is_owned",
+    "_replace",  # Python
+    "_C",
+    "_exchange_device",  # torch_npu
+    "_get_layer_params",
+    "_get_weight_params",
+    "_k_scale_float",
+    "_v_scale_float",  # vLLM
+}
 
 
 def test_private_attributes_of_objects_are_listed():
@@ -241,9 +249,11 @@ def checked(monkeypatch):
 
 
 _GONE = (
-    required("torch._gone:First", "graphs"), required("torch._ops:Second", "operators"),
-    feature("torch._ops:Third", "one feature"), optional("torch._ops:Fourth", "a short cut"),
-)  # fmt: skip
+    required("torch._gone:First", "graphs"),
+    required("torch._ops:Second", "operators"),
+    feature("torch._ops:Third", "one feature"),
+    optional("torch._ops:Fourth", "a short cut"),
+)
 
 
 def test_a_torch_that_was_seen_is_not_searched(checked):

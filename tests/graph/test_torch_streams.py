@@ -92,9 +92,18 @@ def test_a_record_on_another_stream_is_inside_its_scope(objects):
     w.call(streams.wait_event, 5, 0)
     lines, outside = w.lines(w.call(torch.cos, w.x), b)
     assert lines == [
-        "enter stream_1", "exp x", "exit", "enter stream_2", "record_default", "exit",
-        "enter stream_1", "sin exp", "exit", "wait_default record_default", "cos x",
-    ]  # fmt: skip
+        "enter stream_1",
+        "exp x",
+        "exit",
+        "enter stream_2",
+        "record_default",
+        "exit",
+        "enter stream_1",
+        "sin exp",
+        "exit",
+        "wait_default record_default",
+        "cos x",
+    ]
     assert outside == OutsideObjects(streams=[1, 2], recorded=[5])
 
 
@@ -122,10 +131,19 @@ def test_a_host_that_waits_holds_all_later_work_up(objects):
     w.call(torch.sin, w.x, on=2)
     lines, _ = w.lines(w.call(torch.cos, w.x))
     assert lines == [
-        "enter stream_1", "exp x", "record_default", "exit",
-        "enter stream_2", "wait_default record_default", "exit",
-        "wait_default_1 record_default", "enter stream_2", "sin x", "exit", "cos x",
-    ]  # fmt: skip
+        "enter stream_1",
+        "exp x",
+        "record_default",
+        "exit",
+        "enter stream_2",
+        "wait_default record_default",
+        "exit",
+        "wait_default_1 record_default",
+        "enter stream_2",
+        "sin x",
+        "exit",
+        "cos x",
+    ]
 
 
 def test_events_from_before_are_awaited_by_the_whole_graph(objects):
@@ -139,9 +157,12 @@ def test_events_from_before_are_awaited_by_the_whole_graph(objects):
     call = outside.around(lambda x: objects.log.append("call") or x)
     assert call(3) == 3
     assert objects.log == [
-        (0, "wait_stream", 1), (0, "wait_event", 5), "call", (1, "wait_stream", 0),
+        (0, "wait_stream", 1),
+        (0, "wait_event", 5),
+        "call",
+        (1, "wait_stream", 0),
         (6, "record", 0),
-    ]  # fmt: skip
+    ]
 
 
 def test_memory_for_another_stream(objects):

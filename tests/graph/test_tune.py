@@ -20,7 +20,7 @@ from torchair.cli import main
 from torchair.codegen import tuned
 from torchair.codegen.cpu.target import CpuTarget, cpu
 from torchair.codegen.loops import Access, Nest, Store, load, op, reduce
-from torchair.codegen.program import Argument, Native, Room, Root
+from torchair.codegen.program import Allocation, Argument, AuxMemory, Native
 from torchair.codegen.requests import (
     Attention,
     Conv,
@@ -32,14 +32,14 @@ from torchair.codegen.requests import (
     Weight,
     stored,
 )
-from torchair.codegen.target import AS_EVER, BY_TORCH, Generated, KernelOrder, Way
-from torchair.codegen.tuned import NAME, DamagedFile, TunedWay, read, tuned_file, write
+from torchair.codegen.target import BY_TORCH, DEFAULT_CONFIG, Generated, KernelConfig, KernelOrder
+from torchair.codegen.tuned import NAME, DamagedFile, TunedKernel, read, tuned_file, write
 from torchair.engine.compile import GraphCompiler
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.run.trial import Stage
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.tune import Wish, tuner
-from torchair.engine.tune.tuner import Entrant, agree
+from torchair.engine.tune import TuneRequest, tuner
+from torchair.engine.tune.tuner import Candidate, agree
 from torchair.ge.build import Data, NetOutput
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
@@ -64,7 +64,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Windows of one run each, and no memory of earlier warnings."""
     monkeypatch.setattr(tuner, "WINDOW", 0.0)
     monkeypatch.setattr(tuner, "GRAPH_WINDOW", 0.0)
-    monkeypatch.setattr(tuned, "_told", set())
+    monkeypatch.setattr(tuned, "_warned", set())
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -76,9 +76,11 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     is not."""
     seen: list[str] = []
 
-    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
-        seen.extend(str(e.way) for e in entrants)
-        return [200.0 if e.way == BY_TORCH else 100.0 / (1 + k) for k, e in enumerate(entrants)]
+    def times(candidates: Sequence[Candidate], windows: int = 0) -> list[float]:
+        seen.extend(str(e.config) for e in candidates)
+        return [
+            200.0 if e.config == BY_TORCH else 100.0 / (1 + k) for k, e in enumerate(candidates)
+        ]
 
     monkeypatch.setattr(tuner, "times", times)
     monkeypatch.setattr(tuner, "shows", lambda tuned, usual: True)
@@ -118,7 +120,7 @@ def test_a_second_compilation_measures_nothing(tmp_path: Path, raced: list[str])
     expected = model(x)
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
     found = read(tmp_path / NAME)
-    assert len(found) == 2 and all(f.way for f in found) and raced
+    assert len(found) == 2 and all(f.config for f in found) and raced
     raced.clear()
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
     assert raced == []
@@ -138,23 +140,25 @@ def test_results_are_used_by_compilations_that_do_not_tune(
 ) -> None:
     model, x = Small(), torch.randn(5, 48)
     called(model, x, config_for(tmp_path))
-    ways = {f.way for f in read(tmp_path / NAME)}
+    configs = {f.config for f in read(tmp_path / NAME)}
     used: list[str] = []
     generate = CpuTarget.generate
 
-    def watched(self: CpuTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
-        used.append(str(way))
-        return generate(self, request, label, way)
+    def watched(
+        self: CpuTarget, request: Any, label: str, config: KernelConfig = DEFAULT_CONFIG
+    ) -> Generated:
+        used.append(str(config))
+        return generate(self, request, label, config)
 
     monkeypatch.setattr(CpuTarget, "generate", watched)
     raced.clear()
     config = config_for(None, tuned_kernels=str(tmp_path / NAME))
     torch.testing.assert_close(called(model, x, config), model(x))
-    assert ways <= set(used)
+    assert configs <= set(used)
     used.clear()
     config.mode = "npugraph_ex"
     torch.testing.assert_close(called(model, x, config), model(x))
-    assert ways <= set(used)
+    assert configs <= set(used)
     used.clear()
     called(model, x, config_for(None))
     assert set(used) == {""} and raced == []
@@ -166,32 +170,34 @@ def test_a_wrong_kernel_does_not_win(
 ) -> None:
     generate = CpuTarget.generate
 
-    def planted(self: CpuTarget, request: Any, label: str, way: Way = AS_EVER) -> Generated:
+    def planted(
+        self: CpuTarget, request: Any, label: str, config: KernelConfig = DEFAULT_CONFIG
+    ) -> Generated:
         """Kernels of panels leave the last row out."""
-        if way.word("form") == "panel" and isinstance(request, Product):
+        if config.choice("form") == "panel" and isinstance(request, Product):
             spec = request.matmul
             assert isinstance(spec.m, int)
             short = MatMul(**{**vars(spec), "m": spec.m - 1})
             request = Product(short, request.epilogue)
-        return generate(self, request, label, way)
+        return generate(self, request, label, config)
 
     monkeypatch.setattr(CpuTarget, "generate", planted)
     model, x = Small(), torch.randn(5, 48)
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), model(x))
-    assert raced and not any("panel" in way.split("=") for way in raced)
-    assert all(Way.read(f.way).word("form") != "panel" for f in read(tmp_path / NAME))
+    assert raced and not any("panel" in config.split("=") for config in raced)
+    assert all(KernelConfig.read(f.config).choice("form") != "panel" for f in read(tmp_path / NAME))
 
 
 @torch.no_grad()
 def test_the_usual_kernel_stays_unless_another_is_faster_by_a_margin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
-        return [98.0 if e.way else 100.0 for e in entrants]
+    def times(candidates: Sequence[Candidate], windows: int = 0) -> list[float]:
+        return [98.0 if e.config else 100.0 for e in candidates]
 
     monkeypatch.setattr(tuner, "times", times)
     called(Small(), torch.randn(5, 48), config_for(tmp_path))
-    assert [f.way for f in read(tmp_path / NAME)] == ["", ""]
+    assert [f.config for f in read(tmp_path / NAME)] == ["", ""]
 
 
 @torch.no_grad()
@@ -210,7 +216,7 @@ def test_ways_stay_if_the_whole_graph_is_faster(
     monkeypatch.setattr(tuner, "shows", shows)
     monkeypatch.setattr(tuner, "LITTLE", 0.0)  # all gain more
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
-    kept = [bool(f.way) for f in read(tmp_path / NAME)]
+    kept = [bool(f.config) for f in read(tmp_path / NAME)]
     assert asked == [] and kept == [verdicts[-1]] * 2
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
 
@@ -232,21 +238,21 @@ def test_threads_of_a_graph_are_counted(
     bind = GraphCompiler.bind
     monkeypatch.setattr(tuner, "with_threads", with_threads)
     monkeypatch.setattr(
-        GraphCompiler, "bind", lambda self, plan, *a, **k: (
-            used.append(plan.threads), bind(self, plan, *a, **k)
-        )[1],
-    )  # fmt: skip
+        GraphCompiler,
+        "bind",
+        lambda self, plan, *a, **k: (used.append(plan.threads), bind(self, plan, *a, **k))[1],
+    )
     torch.set_num_threads(2)
     try:
         for _ in range(2):
             torch.testing.assert_close(called(model, x, config_for(tmp_path)), model(x))
             assert used[-1] == (1 if faster else 0)
         (row,) = [f for f in read(tmp_path / NAME) if f.about.startswith("program")]
-        assert row.way == ("threads=1" if faster else "") and asked == [[2, 1]]
-        wish = tmp_path / "wish.json"
-        wish.write_text('{"kinds": ["matmul"]}')
+        assert row.config == ("threads=1" if faster else "") and asked == [[2, 1]]
+        tune_request = tmp_path / "wish.json"
+        tune_request.write_text('{"kinds": ["matmul"]}')
         (tmp_path / NAME).unlink()
-        called(model, x, config_for(tmp_path, aoe_config_file=str(wish)))
+        called(model, x, config_for(tmp_path, aoe_config_file=str(tune_request)))
         assert len(asked) == 1 and used[-1] == 0
     finally:
         torch.set_num_threads(most)
@@ -303,7 +309,7 @@ def test_what_cannot_be_measured_runs_as_ever(
 def test_the_bar_is_for_work_that_takes_long(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with progress.Steps("tuning", 2, show=True) as bar:
+    with progress.Progress("tuning", 2, show=True) as bar:
         bar.next("first")
         assert bar._shown is None
         monkeypatch.setattr(progress, "_PATIENCE", 0.0)
@@ -314,14 +320,16 @@ def test_the_bar_is_for_work_that_takes_long(
 
 @torch.no_grad()
 def test_a_file_restricts_what_is_tuned(tmp_path: Path, raced: list[str]) -> None:
-    model, x, wish = Small(), torch.randn(5, 48), tmp_path / "wish.json"
+    model, x, tune_request = Small(), torch.randn(5, 48), tmp_path / "wish.json"
     for text, count in (
-        ({"kinds": ["conv"]}, 0), ({"kernels": ["*relu*"]}, 1), ({"budget_seconds": 0}, 0),
+        ({"kinds": ["conv"]}, 0),
+        ({"kernels": ["*relu*"]}, 1),
+        ({"budget_seconds": 0}, 0),
         ({"kinds": ["matmul"], "margin": 0.5, "budget_seconds": 60}, 2),
-    ):  # fmt: skip
+    ):
         (tmp_path / NAME).unlink(missing_ok=True)
-        wish.write_text(json.dumps(text))
-        called(model, x, config_for(tmp_path, aoe_config_file=str(wish)))
+        tune_request.write_text(json.dumps(text))
+        called(model, x, config_for(tmp_path, aoe_config_file=str(tune_request)))
         assert len(names(tmp_path)) == count if count else not (tmp_path / NAME).exists()
 
 
@@ -340,7 +348,7 @@ def test_a_wrong_wish_is_told(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "wish.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=told):
-        Wish.read(str(path))
+        TuneRequest.read(str(path))
 
 
 @torch.no_grad()
@@ -421,9 +429,9 @@ def _method(model: torch.nn.Module, folder: Path) -> Any:
 
 def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two, made = (tmp_path / name for name in ("a.sqlite", "b.sqlite", "c.sqlite"))
-    row = TunedWay("r", "m", "1", "matmul first", "tile=6x4", 50.0, 100.0)
-    better = TunedWay("r", "m", "1", "matmul first", "tile=8x3", 40.0, 100.0)
-    other = TunedWay("r", "m2", "1", "matmul first", "", 100.0, 100.0)
+    row = TunedKernel("r", "m", "1", "matmul first", "tile=6x4", 50.0, 100.0)
+    better = TunedKernel("r", "m", "1", "matmul first", "tile=8x3", 40.0, 100.0)
+    other = TunedKernel("r", "m2", "1", "matmul first", "", 100.0, 100.0)
     write(one, [row, other])
     write(two, [better])
     assert main(["tune", "--merge", str(one), str(two), "-o", str(made)]) == 0
@@ -438,7 +446,7 @@ def test_files_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_rows_that_are_no_results_are_damage(tmp_path: Path) -> None:
     path = tmp_path / NAME
-    write(path, [TunedWay("r", "m", tuned.version(), "", "tile=6x4", 1.0, 2.0)])
+    write(path, [TunedKernel("r", "m", tuned.version(), "", "tile=6x4", 1.0, 2.0)])
     with sqlite3.connect(path) as file:
         file.execute("update tuned set way = 'import os'")
     file.close()
@@ -460,19 +468,24 @@ def test_what_agrees() -> None:
 
 
 def stage_of(
-    request: Any, operands: Sequence[tuple[int, ...] | str], constants: dict[int, torch.Tensor],
-    outs: Sequence[int], dtype: torch.dtype,
-) -> tuple[KernelOrder, Stage]:  # fmt: skip
+    request: Any,
+    operands: Sequence[tuple[int, ...] | str],
+    constants: dict[int, torch.Tensor],
+    outs: Sequence[int],
+    dtype: torch.dtype,
+) -> tuple[KernelOrder, Stage]:
     """A step with contiguous operands, given by word as dims or as other memory."""
     order, plan = KernelOrder(cpu(), request, "kernel"), Plan(slots=len(operands))
     for slot, dims in enumerate(operands):
         if not isinstance(dims, str):
             kind = "const" if slot in constants else "arena"
-            root = Root(slot, kind, torch.empty(dims, dtype=dtype, device="meta"), "cpu")
-            plan.roots.append(root)
-            plan.places[slot] = root, 0
+            allocation = Allocation(
+                slot, kind, torch.empty(dims, dtype=dtype, device="meta"), "cpu"
+            )
+            plan.allocations.append(allocation)
+            plan.places[slot] = allocation, 0
     arguments = [
-        Argument(Room(x) if isinstance(x, str) else slot, "own" if slot in constants else None)
+        Argument(AuxMemory(x) if isinstance(x, str) else slot, "own" if slot in constants else None)
         for slot, x in enumerate(operands)
     ]
     unit: Any = SimpleNamespace(inputs=[constants.get(k) for k in range(len(operands))], outputs=[])
@@ -491,13 +504,13 @@ def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> 
     weight = torch.randn(n, k).to(kind)
     operands = [(m, k), (n, k), "scratch", (m, n)]
     order, stage = stage_of(request, operands, {1: weight}, [3], kind)
-    entrants = tuner.Race(order, cpu(), stage, 2)
+    candidates = tuner.KernelBenchmark(order, cpu(), stage, 2)
     choices = dict(cpu().choices(request))
-    forms = [Way((("form", form),)) for form in choices.pop("form")]
-    ways = [f.having(name, v) for f in forms for name, values in choices.items() for v in values]
-    assert len(forms) == 3 and len(entrants.enter(ways)) >= 6
-    assert all(agree(r, e) for r, e in zip(stage.results(), entrants._expected, strict=True))
-    a = stage._roots[0, 0][: m * k].view(m, k).double()
+    forms = [KernelConfig((("form", form),)) for form in choices.pop("form")]
+    configs = [f.having(name, v) for f in forms for name, values in choices.items() for v in values]
+    assert len(forms) == 3 and len(candidates.enter(configs)) >= 6
+    assert all(agree(r, e) for r, e in zip(stage.results(), candidates._expected, strict=True))
+    a = stage._allocations[0, 0][: m * k].view(m, k).double()
     exact, got = a @ weight.double().t(), stage.results()[0][: m * n].view(m, n).double()
     limit = 1e-5 if dtype == "f32" else 1e-2
     assert (got - exact).abs().max() <= limit * exact.abs().max()
@@ -522,12 +535,12 @@ def test_all_ways_of_a_product_of_integers_are_right(
     operands = [(m, k), (n, k), "scratch", tuple(scales.shape), (4, m, n)]  # bytes at least
     order, stage = stage_of(request, operands, constants, [4], kind)
     if dtype == "i8":
-        stage._roots[0, 0].copy_(torch.randint(-128, 128, stage._roots[0, 0].shape))
+        stage._allocations[0, 0].copy_(torch.randint(-128, 128, stage._allocations[0, 0].shape))
     choices = cpu().choices(request)
-    ways = [Way(((name, v),)) for name, values in choices.items() for v in values]
-    found = tuner.Race(order, cpu(), stage, 2).enter(ways)
-    assert {name for e in found for name, _ in e.way.settings} == choices.keys()
-    a = stage._roots[0, 0][: m * k].view(m, k).double()
+    configs = [KernelConfig(((name, v),)) for name, values in choices.items() for v in values]
+    found = tuner.KernelBenchmark(order, cpu(), stage, 2).enter(configs)
+    assert {name for e in found for name, _ in e.config.settings} == choices.keys()
+    a = stage._allocations[0, 0][: m * k].view(m, k).double()
     numbers = integers.double()
     if weight:
         numbers = numbers * scales.double().repeat_interleave(group, 1)
@@ -543,17 +556,20 @@ def test_seven_products_keep_what_is_not_finite_in_its_row() -> None:
     weight = torch.randn(n, k)
     operands = [(m, k), (n, k), "scratch", (m, n)]
     order, stage = stage_of(request, operands, {1: weight}, [3], torch.float32)
-    ways = [Way.read(f"form=seven {more}") for more in ("", "tile=6x4", "tile=8x2", "panel=16384")]
-    found = tuner.Race(order, cpu(), stage, 2).enter(ways)
-    assert "seven" in cpu().choices(request)["form"] and len(found) == len(ways)
-    a = stage._roots[0, 0][: m * k].view(m, k)
+    configs = [
+        KernelConfig.read(f"form=seven {more}")
+        for more in ("", "tile=6x4", "tile=8x2", "panel=16384")
+    ]
+    found = tuner.KernelBenchmark(order, cpu(), stage, 2).enter(configs)
+    assert "seven" in cpu().choices(request)["form"] and len(found) == len(configs)
+    a = stage._allocations[0, 0][: m * k].view(m, k)
     for row, strange in ((None, 0.0), (3, float("nan")), (30, float("inf")), (7, 3e38)):
         if row is not None:
             a[row, 5] = strange
         expected = (a.double() @ weight.double().t()).float()
-        for entrant in found:
+        for candidate in found:
             stage.clear()
-            entrant.run()
+            candidate.run()
             got = stage.results()[0][: m * n].view(m, n)
             assert agree(got, expected) or row == 7
             assert torch.equal(got.isfinite(), expected.isfinite())
@@ -570,9 +586,19 @@ def test_all_ways_of_a_convolution_are_right(
     kind, out, pad = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], 40, kernel // 2
     strides = (channels * side * side, 1, channels * side, channels)
     spec = Conv(
-        dtype, 1, channels, side, side, out, (kernel, kernel), (stride, stride), (pad,) * 4,
-        (1, 1), 1, strides,
-    )  # fmt: skip
+        dtype,
+        1,
+        channels,
+        side,
+        side,
+        out,
+        (kernel, kernel),
+        (stride, stride),
+        (pad,) * 4,
+        (1, 1),
+        1,
+        strides,
+    )
     assert spec.results is not None
     high, wide = spec.results
     nest = stored((1, out, high, wide), (out * high * wide, 1, out * wide, out), dtype, 3)
@@ -580,21 +606,25 @@ def test_all_ways_of_a_convolution_are_right(
     weight = torch.randn(out, channels, kernel, kernel).to(kind)
     operands = [(1, side, side, channels), weight.shape, "scratch", (1, high, wide, out)]
     order, stage = stage_of(request, operands, {1: weight}, [3], kind)
-    entrants = tuner.Race(order, cpu(), stage, 2)
+    candidates = tuner.KernelBenchmark(order, cpu(), stage, 2)
     choices = dict(cpu().choices(request))
-    methods = [Way((("method", x),)) for x in choices.pop("method", ())] or [AS_EVER]
-    ways = [m.having(name, v) for m in methods for name, values in choices.items() for v in values]
-    found = entrants.enter(ways)
+    methods = [KernelConfig((("method", x),)) for x in choices.pop("method", ())] or [
+        DEFAULT_CONFIG
+    ]
+    configs = [
+        m.having(name, v) for m in methods for name, values in choices.items() for v in values
+    ]
+    found = candidates.enter(configs)
     assert len(found) >= 3
-    x = stage._roots[0, 0][: side * side * channels].view(1, side, side, channels)
+    x = stage._allocations[0, 0][: side * side * channels].view(1, side, side, channels)
     exact = torch.nn.functional.conv2d(
         x.double().permute(0, 3, 1, 2), weight.double(), stride=stride, padding=pad
     )
     got = stage.results()[0][: exact.numel()].view(1, high, wide, out).permute(0, 3, 1, 2)
     limit = 1e-5 if dtype == "f32" else 1e-2
     assert (got.double() - exact).abs().max() <= limit * exact.abs().max()
-    if methods != [AS_EVER]:
-        assert {e.way.word("method") for e in found} >= {"direct", "patches4"}
+    if methods != [DEFAULT_CONFIG]:
+        assert {e.config.choice("method") for e in found} >= {"direct", "patches4"}
 
 
 @pytest.mark.parametrize(
@@ -605,20 +635,34 @@ def test_all_ways_of_attention_are_right(dtype: str, length: int, span: int) -> 
     q, k = ((1, heads, n, width) for n in (length, span))
     of = {n: (heads * n * width, n * width, width, 1) for n in (length, span)}
     request = Attention(
-        dtype, 1, heads, heads, length, span, width, width, of[length], of[span], of[span],
-        of[length], width**-0.5,
-    )  # fmt: skip
+        dtype,
+        1,
+        heads,
+        heads,
+        length,
+        span,
+        width,
+        width,
+        of[length],
+        of[span],
+        of[span],
+        of[length],
+        width**-0.5,
+    )
     order, stage = stage_of(request, [q, k, k, (1,), q, (1,), "scratch"], {}, [4], kind)
-    entrants = tuner.Race(order, cpu(), stage, 2)
+    candidates = tuner.KernelBenchmark(order, cpu(), stage, 2)
     choices = dict(cpu().choices(request))
-    forms = [Way((("form", x),)) for x in choices.pop("form", ())] or [AS_EVER]
-    ways = [f.having(name, v) for f in forms for name, values in choices.items() for v in values]
-    found = entrants.enter(ways)
-    assert len(found) >= 3 and (length > 8 or {e.way.word("form") for e in found} == {"prefill"})
-    given = [stage._roots[s, 0] for s in range(3)]
-    args = [t[: heads * n * width].view(1, heads, n, width) for t, n in zip(
-        given, (length, span, span), strict=True
-    )]  # fmt: skip
+    forms = [KernelConfig((("form", x),)) for x in choices.pop("form", ())] or [DEFAULT_CONFIG]
+    configs = [f.having(name, v) for f in forms for name, values in choices.items() for v in values]
+    found = candidates.enter(configs)
+    assert len(found) >= 3 and (
+        length > 8 or {e.config.choice("form") for e in found} == {"prefill"}
+    )
+    given = [stage._allocations[s, 0] for s in range(3)]
+    args = [
+        t[: heads * n * width].view(1, heads, n, width)
+        for t, n in zip(given, (length, span, span), strict=True)
+    ]
     exact = torch.nn.functional.scaled_dot_product_attention(*(t.double() for t in args))
     got = stage.results()[0][: exact.numel()].view(exact.shape).double()
     assert (got - exact).abs().max() <= (1e-5 if dtype == "f32" else 1e-2) * exact.abs().max()
@@ -639,17 +683,18 @@ def test_all_ways_of_loops_and_pools_are_right() -> None:
     pool = Pool("max", "f32", 1, 70, 9, 9, 4, 4, *window, *strides)
     for request, operands in ((softmax_of(5, 1000), [(5, 1000)] * 2), (pool, [image, few])):
         order, stage = stage_of(request, operands, {}, [1], torch.float32)
-        race, choices = tuner.Race(order, cpu(), stage, 2), cpu().choices(request)
-        ways = [Way(((name, v),)) for name, values in choices.items() for v in values]
-        found = race.enter(ways)
-        assert {name for e in found for name, _ in e.way.settings} == choices.keys()
+        benchmark, choices = tuner.KernelBenchmark(order, cpu(), stage, 2), cpu().choices(request)
+        configs = [KernelConfig(((name, v),)) for name, values in choices.items() for v in values]
+        found = benchmark.enter(configs)
+        assert {name for e in found for name, _ in e.config.settings} == choices.keys()
         stage.clear()
         found[-1].run()
-        x = stage._roots[0, 0][: math.prod(operands[0])].view(operands[0])
+        x = stage._allocations[0, 0][: math.prod(operands[0])].view(operands[0])
         exact = (
-            torch.softmax(x, -1) if request is not pool
+            torch.softmax(x, -1)
+            if request is not pool
             else torch.nn.functional.max_pool2d(x.permute(0, 3, 1, 2), 3, 2).permute(0, 2, 3, 1)
-        )  # fmt: skip
+        )
         got = stage.results()[0][: exact.numel()].view(exact.shape)
         torch.testing.assert_close(got, exact)
 
@@ -659,12 +704,12 @@ def test_kernels_of_little_work_are_not_measured(tmp_path: Path, raced: list[str
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.softmax(super().forward(x), -1)
 
-    model, x, wish = Both(), torch.randn(5, 48), tmp_path / "wish.json"
+    model, x, tune_request = Both(), torch.randn(5, 48), tmp_path / "wish.json"
     for share, kinds in ((0.3, {"matmul"}), (0.0, {"matmul", "loops"})):
         (tmp_path / NAME).unlink(missing_ok=True)
-        wish.write_text(json.dumps({"share": share}))
+        tune_request.write_text(json.dumps({"share": share}))
         with torch.no_grad():
-            called(model, x, config_for(tmp_path, aoe_config_file=str(wish)))
+            called(model, x, config_for(tmp_path, aoe_config_file=str(tune_request)))
         assert {name.split()[0] for name in names(tmp_path)} == kinds
 
 
@@ -676,9 +721,9 @@ def test_torch_runs_what_it_is_faster_at(
     model, x, graphs = Small(), torch.randn(5, 48), []
     expected = model(x)
 
-    def times(entrants: Sequence[Entrant], windows: int = 0) -> list[float]:
-        raced.extend(str(e.way) for e in entrants)
-        return [{"by=torch": 1.0}.get(str(e.way), 100.0) for e in entrants]
+    def times(candidates: Sequence[Candidate], windows: int = 0) -> list[float]:
+        raced.extend(str(e.config) for e in candidates)
+        return [{"by=torch": 1.0}.get(str(e.config), 100.0) for e in candidates]
 
     def shows(tuned: Any, usual: Any) -> bool:
         graphs.append(None)
@@ -689,17 +734,20 @@ def test_torch_runs_what_it_is_faster_at(
     monkeypatch.setattr(tuner, "times", times)
     monkeypatch.setattr(tuner, "shows", shows)
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
-    ways = {f.way for f in read(tmp_path / NAME)}
+    configs = {f.config for f in read(tmp_path / NAME)}
     assert len(graphs) == 1 and "by=torch" in raced
-    assert ways == ({"by=torch"} if shown else {""})
+    assert configs == ({"by=torch"} if shown else {""})
     raced.clear()
     units: list[int] = []
     bind = GraphCompiler.bind
     monkeypatch.setattr(
-        GraphCompiler, "bind", lambda self, plan, *a, **k: (
-            units.append(len(plan.native_steps)), bind(self, plan, *a, **k)
+        GraphCompiler,
+        "bind",
+        lambda self, plan, *a, **k: (
+            units.append(len(plan.native_steps)),
+            bind(self, plan, *a, **k),
         )[1],
-    )  # fmt: skip
+    )
     torch.testing.assert_close(called(model, x, config_for(tmp_path)), expected)
     assert raced == [] and units == [0 if shown else 2]
 
@@ -719,13 +767,13 @@ def test_calls_of_torch_are_right_and_checked(monkeypatch: pytest.MonkeyPatch) -
     ):
         listed = [*operands, "scratch", (1, high, wide, 40)]
         order, stage = stage_of(request, listed, constants, [3], torch.float32)
-        usual = tuner.Race(order, cpu(), stage, 1).usual
+        usual = tuner.KernelBenchmark(order, cpu(), stage, 1).usual
         found = stage.library(request, 1)
         assert found is not None and "by" in cpu().choices(request)
         kernel = stage.results()[0]
         got = found().movedim(1, -1) if constants else found()
         torch.testing.assert_close(kernel[: got.numel()].view(got.shape), got, rtol=1e-4, atol=1e-4)
-        monkeypatch.setattr(tuner, "times", lambda entrants: [100.0, 1.0])
+        monkeypatch.setattr(tuner, "times", lambda candidates: [100.0, 1.0])
         assert tuner._beaten(usual, found, 0.03) == 1.0
         monkeypatch.setattr(found, "exact", lambda: (torch.zeros(3), torch.ones(3)))
         assert tuner._beaten(usual, found, 0.03) == 0.0

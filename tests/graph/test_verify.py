@@ -107,7 +107,7 @@ def test_what_cannot_be_checked_is_not_right(monkeypatch):
     def fail(*args: Any) -> bool:
         raise ValueError("no eager here\nfor more see")
 
-    monkeypatch.setattr(api._Check, "_is_right", fail)
+    monkeypatch.setattr(api._GraphCheck, "_is_right", fail)
     report = torchair.verify(lambda x: x + 1, torch.randn(3))
     assert not report and not report.findings and report.unchecked == 3
     assert report.graphs[0].notes[0] == "call 0 could not be checked: no eager here"
@@ -152,9 +152,11 @@ def test_a_user_pass_is_found_by_bisection():
 
 def test_other_sizes_are_checked_too():
     report = torchair.verify(
-        lambda x: x.softmax(-1), torch.randn(3, 4), dynamic=True,
+        lambda x: x.softmax(-1),
+        torch.randn(3, 4),
+        dynamic=True,
         more=[(torch.randn(5, 6),), (torch.randn(2, 9),)],
-    )  # fmt: skip
+    )
     assert report and sum(g.calls for g in report.graphs) == 5
 
 
@@ -181,8 +183,11 @@ def test_command_on_an_emulated_device(word, code, tmp_path):
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "-m", "torchair", "verify", str(script), word],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
     assert done.returncode == code, done.stdout + done.stderr
     assert "npu:0" in done.stdout and "torchair verify: 1 graphs, 1 calls" in done.stdout
     assert ("converter of aten.tanh.default" in done.stdout) is bool(code)
@@ -309,9 +314,17 @@ def test_fused_attention_of_a_gpu_has_a_truth():
 
 def test_a_report_is_short_in_a_log_and_a_table_in_a_notebook():
     wrong = Finding(
-        Author.CONVERTER, "aten.mul.Tensor", "mul", "aten.mul.Tensor", "model.py:3 x * y", "",
-        "off by <1>", 1.0, 0.1, 0,
-    )  # fmt: skip
+        Author.CONVERTER,
+        "aten.mul.Tensor",
+        "mul",
+        "aten.mul.Tensor",
+        "model.py:3 x * y",
+        "",
+        "off by <1>",
+        1.0,
+        0.1,
+        0,
+    )
     report = Report([GraphReport("graph 1", 4, 2), GraphReport("graph 2", 3, 1, wrong)])
     assert repr(report) == "<torchair verify: 2 graphs, 3 calls: 1 wrong, 0 not checked>"
     assert repr(report.graphs[0]) == "<graph 1, 4 nodes, 2 calls, right>"

@@ -107,8 +107,11 @@ def test_a_config_and_a_backend_must_agree():
     backend = torchair.get_npu_backend(compiler_config=torchair.CompilerConfig())
     config = torchair.CompilerConfig()
     config.mode = "reduce-overhead"
-    with pytest.raises(ValueError, match=r"^config in current backend is different from the "
-        r"config during cache generation\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^config in current backend is different from the "
+        r"config during cache generation\.$",
+    ):
         torchair.inference.cache_compile(Model().forward, config=config, backend=backend)
 
 

@@ -16,7 +16,7 @@ import torchair
 from torchair.codegen.cpu.identity import hash_function
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.run.contents import CALLS_PER_THREAD, Contents
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 
 X = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
 
@@ -159,16 +159,14 @@ TENSORS = {
 
 @pytest.mark.parametrize("name", TENSORS)
 @pytest.mark.parametrize("native", [True, False])
-def test_any_place_of_any_tensor(
-    name: str, native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_place_of_any_tensor(name: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHAIR_LAYOUT_PROBES", "1" if native else "0")
     tensor, other, chance = TENSORS[name].clone(), torch.randn(100), random.Random(name)
     if tensor.stride() != TENSORS[name].stride():  # a clone has no gaps
         tensor = TENSORS[name].as_strided(TENSORS[name].shape, TENSORS[name].stride())
     elements = [[chance.randrange(n) for n in tensor.shape] for _ in range(5)]
     for place in elements:
-        held = Held({0: tensor, 1: other}, 2, copied=[0, 1])
+        held = FrozenTensors({0: tensor, 1: other}, 2, copied=[0, 1])
         assert held.contents is not None
         calls = held.contents.calls
         assert calls <= CALLS_PER_THREAD * torch.get_num_threads()

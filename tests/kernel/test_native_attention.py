@@ -13,8 +13,8 @@ from torch import Tensor
 
 from torchair.codegen.cpu.attention.kernel import attention
 from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
-from torchair.codegen.numbers import Size, Word
 from torchair.codegen.requests import Attention
+from torchair.codegen.sizes import Size, Word
 from torchair.codegen.text.writer import Machine
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "bool"}
@@ -50,13 +50,24 @@ def spec_of(
     (batch, heads, length, width), span = q.shape, k.shape[2]
     spread = mask.expand(batch, heads, length, span) if mask is not None else None
     return Attention(
-        NAMES[q.dtype], batch, heads, k.shape[1], length, span, width, v.shape[3],
-        q.stride(), k.stride(), v.stride(), out.stride(),
-        width**-0.5 if scale is None else scale, causal,
+        NAMES[q.dtype],
+        batch,
+        heads,
+        k.shape[1],
+        length,
+        span,
+        width,
+        v.shape[3],
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        out.stride(),
+        width**-0.5 if scale is None else scale,
+        causal,
         None if mask is None else NAMES[mask.dtype],
         (0, 0, 0, 0) if spread is None else spread.stride(),
         None if lse is None else lse.stride(),
-    )  # fmt: skip
+    )
 
 
 def at_run_time(spec: Attention, features: bool) -> tuple[Attention, list[int]]:
@@ -234,10 +245,17 @@ def test_one_kernel_for_all_sizes(library, dtype, kind):
     compute(library, *random(dtype, 1, 1, 1, 1, 1, 24), **mask_like(kind, dtype, 1, 1, 1, 1))
     entries = set()
     for batch, heads, kv_heads, length, span in (
-        (1, 12, 4, 1, 100), (2, 4, 4, 3, 17), (1, 3, 1, 3, 64), (2, 4, 2, 33, 130),
-        (1, 1, 1, 70, 1), (1, 4, 2, 3, 0), (1, 4, 2, 30, 0),
-        (0, 2, 2, 4, 4), (1, 0, 0, 4, 4), (1, 2, 2, 0, 4),
-    ):  # fmt: skip
+        (1, 12, 4, 1, 100),
+        (2, 4, 4, 3, 17),
+        (1, 3, 1, 3, 64),
+        (2, 4, 2, 33, 130),
+        (1, 1, 1, 70, 1),
+        (1, 4, 2, 3, 0),
+        (1, 4, 2, 30, 0),
+        (0, 2, 2, 4, 4),
+        (1, 0, 0, 4, 4),
+        (1, 2, 2, 0, 4),
+    ):
         inputs = random(dtype, batch, heads, kv_heads, length, span, 24)
         options = {"causal": kind == "causal"}
         if kind not in ("none", "causal"):

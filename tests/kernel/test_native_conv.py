@@ -16,8 +16,8 @@ from torchair.codegen.cpu.conv.plan import output_size
 from torchair.codegen.cpu.conv.winograd import patches
 from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
 from torchair.codegen.cpu.pool import pool
-from torchair.codegen.numbers import Size, Word
 from torchair.codegen.requests import Conv, Convolution, Pool, stored
+from torchair.codegen.sizes import Size, Word
 from torchair.codegen.target import Generated
 from torchair.codegen.text.writer import KernelWriter, Machine
 
@@ -72,9 +72,19 @@ class Case:
         n, c, h, w = self.sizes
         n, h, w = sizes if sizes is not None else (n, h, w)
         return Conv(
-            dtype, n, c, h, w, self.out, self.kernel, self.stride, self.padding, self.dilation,
-            self.groups, tuple(x),
-        )  # fmt: skip
+            dtype,
+            n,
+            c,
+            h,
+            w,
+            self.out,
+            self.kernel,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            tuple(x),
+        )
 
     def reference(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """In float64, group by group, each as one matrix product."""
@@ -123,9 +133,14 @@ def plain(spec: Conv, dtype: str, out: Sequence[Size], machine: Machine) -> Gene
 
 
 def compute(
-    made: Generated, x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor,
-    machine: Machine, threads: int = 1, words: Sequence[int] = (),
-) -> None:  # fmt: skip
+    made: Generated,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    result: torch.Tensor,
+    machine: Machine,
+    threads: int = 1,
+    words: Sequence[int] = (),
+) -> None:
     """Run the kernel with the result in word 3. Scratch starts as NaN: none of it may be used."""
     scratch = torch.full((max(64, threads * made.scratch),), 255, dtype=torch.uint8)
     packed = made.pack[WEIGHTS](weight)
@@ -360,9 +375,16 @@ POOLS = {
 
 
 def pooled(
-    case: Pooled, kind: str, dtype: str, orders: Sequence[Sequence[int]], machine: Machine,
-    counted: bool = True, divisor: int | None = None, at_run_time: bool = False, threads: int = 1,
-) -> None:  # fmt: skip
+    case: Pooled,
+    kind: str,
+    dtype: str,
+    orders: Sequence[Sequence[int]],
+    machine: Machine,
+    counted: bool = True,
+    divisor: int | None = None,
+    at_run_time: bool = False,
+    threads: int = 1,
+) -> None:
     """Pool random values, some of them not finite for a maximum, and compare with torch."""
     x = torch.randn(case.sizes, generator=torch.Generator().manual_seed(3)).to(DTYPES[dtype])
     if kind == "max":
@@ -377,9 +399,23 @@ def pooled(
         sizes = [size if k > 5 and size == 1 else Word(k + 2) for k, size in enumerate(sizes)]
     (top, left), (n, c, h, w, high, wide) = case.padding, sizes[:6]
     spec = Pool(
-        kind, dtype, n, c, h, w, high, wide, case.kernel, case.stride, (top, top, left, left),
-        case.dilation, tuple(sizes[6:10]), tuple(sizes[10:]), counted, divisor,
-    )  # fmt: skip
+        kind,
+        dtype,
+        n,
+        c,
+        h,
+        w,
+        high,
+        wide,
+        case.kernel,
+        case.stride,
+        (top, top, left, left),
+        case.dilation,
+        tuple(sizes[6:10]),
+        tuple(sizes[10:]),
+        counted,
+        divisor,
+    )
     run_kernel(library(machine), pool(spec, machine).kernel, words, threads)
     limit = 1e-6 if dtype == "f32" else 1e-2
     torch.testing.assert_close(result, wanted, rtol=limit, atol=limit, equal_nan=True)

@@ -11,8 +11,8 @@ import torch
 from torchair.codegen.cpu.jit import host, run_kernel
 from torchair.codegen.cpu.matmul.kernel import B, choose, matmul, product
 from torchair.codegen.cpu.matmul.pack import PackPanels
-from torchair.codegen.numbers import Size, Word
 from torchair.codegen.requests import MatMul, Product, stored
+from torchair.codegen.sizes import Size, Word
 from torchair.codegen.target import Generated, Kernel
 from torchair.codegen.text.writer import KernelWriter, Machine
 from widths import LIBRARIES, MACHINES, ROUNDING, TYPES
@@ -87,9 +87,12 @@ def run(
     a_unit = 2 if case.a.stride(2) == 1 else None
     b_unit = {"nk": 1, "kn": 2, "apart": None}[case.layout]
     spec = MatMul(
-        case.dtype, *sizes, given.strides(case.a, a_unit), given.strides(case.b, b_unit),
+        case.dtype,
+        *sizes,
+        given.strides(case.a, a_unit),
+        given.strides(case.b, b_unit),
         case.layout if packed else "",
-    )  # fmt: skip
+    )
     made = plain(spec, machine, given.strides(case.c, 2))
     operand = case.b
     assert packed == (B in made.pack)

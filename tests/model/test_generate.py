@@ -36,10 +36,12 @@ def test_prompts_of_other_lengths_need_one_compilation_more() -> None:
         for model.forward in (eager, fast):
             texts.append(
                 model.generate(
-                    prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4,
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    max_new_tokens=4,
                     do_sample=False,
                 )
-            )  # fmt: skip
+            )
         assert torch.equal(*texts)
         counts.append(counting.count)
     assert counts == [3, 4, 4]
@@ -59,10 +61,14 @@ def test_generate_compiles_on_the_cpu_only_when_it_is_told_to(all_devices, compi
     prompt = torch.randint(3, VOCAB, (2, 5))
     texts = [
         model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=6, do_sample=False,
-            cache_implementation="static", **options,
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=6,
+            do_sample=False,
+            cache_implementation="static",
+            **options,
         )
         for options in ({"disable_compile": True}, {"compile_config": config})
-    ]  # fmt: skip
+    ]
     assert torch.equal(*texts)
     assert len(compiled) == compilations

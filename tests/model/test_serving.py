@@ -41,9 +41,13 @@ PATIENCE = 300  # seconds until a test gives up waiting for a thread
 def llama() -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=VOCABULARY,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -67,9 +71,13 @@ def decoder(model: Any, folder: Path) -> Decoder:
 def alone(model: Any, prompt: list[int], limit: int) -> list[int]:
     """What transformers writes behind a prompt, with its own cache."""
     made = model.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=limit, do_sample=False, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=limit,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     return made[0, len(prompt) :].tolist()
 
 

@@ -74,8 +74,10 @@ def test_rows_of_a_batch_are_chosen_each_in_its_way():
     scores = torch.randn(3, 20)
     how = Sampling(seed=4)
     assert choose(scores, [(GREEDY, 0), (how, 5), (Sampling(top_k=1), 2)]) == [
-        int(scores[0].argmax()), sample(scores[1], how, 5), int(scores[2].argmax()),
-    ]  # fmt: skip
+        int(scores[0].argmax()),
+        sample(scores[1], how, 5),
+        int(scores[2].argmax()),
+    ]
 
 
 # ---- requests
@@ -183,8 +185,13 @@ def test_a_character_of_several_tokens_is_written_whole():
 def test_what_may_be_the_begin_of_a_stop_string_waits():
     text = StopText(["END", "\n\n"])
     assert [text.add(t) for t in ("a", "E", "N", "x", "\n", "b")] == [
-        "a", "", "", "ENx", "", "\nb",
-    ]  # fmt: skip
+        "a",
+        "",
+        "",
+        "ENx",
+        "",
+        "\nb",
+    ]
     assert text.add("yEN") == "y" and text.add("D more") == "" and text.stopped
     other = StopText(["END"])
     assert other.add("tailE") == "tail" and other.finish() == "E" and not other.stopped
@@ -278,9 +285,14 @@ def test_a_completion_in_one_piece():
 
 def test_a_chat_is_streamed_with_roles_and_counts():
     _, events = reply_to(
-        Replicas(), "POST", Kind.CHAT.path, messages=[{"role": "user", "content": "Hi"}],
-        max_tokens=2, stream=True, stream_options={"include_usage": True},
-    )  # fmt: skip
+        Replicas(),
+        "POST",
+        Kind.CHAT.path,
+        messages=[{"role": "user", "content": "Hi"}],
+        max_tokens=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
     *chunks, counts = events
     assert {c["object"] for c in events} == {"chat.completion.chunk"}
     assert len({c["id"] for c in events}) == 1

@@ -38,8 +38,11 @@ def served(folder: Path, port: int, *options: str) -> Iterator[subprocess.Popen[
     program = [sys.executable, "examples/serve.py", "--port", str(port), "--backend", "eager"]
     server = subprocess.Popen(
         [*program, "--cache", str(folder), *options],
-        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield server
         if server.poll() is None:
@@ -71,8 +74,12 @@ def test_replicas_lose_nothing_while_they_are_replaced(tmp_path):
     options += ["--cache", str(tmp_path), "--port", str(free_port())]
     done = subprocess.run(
         [sys.executable, "examples/serve.py", *options],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "12 of 12 texts are the same" in done.stdout
     assert done.stdout.count("gave way to") == 2

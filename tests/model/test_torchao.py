@@ -72,8 +72,10 @@ def weight_of(layer: nn.Linear) -> torch.Tensor:
     """The weight of a quantised layer in float64, as the product of a unit matrix tells it where
     torchao cannot say."""
     if hasattr(layer.weight, "dequantize") and not hasattr(layer.weight, "scale_and_zero"):
-        return layer.weight.dequantize(torch.float32).double() if _takes_type(layer) else (
-            layer.weight.dequantize().double()
+        return (
+            layer.weight.dequantize(torch.float32).double()
+            if _takes_type(layer)
+            else (layer.weight.dequantize().double())
         )
     units = torch.eye(layer.in_features, dtype=layer.weight.dtype)
     return nn.functional.linear(units, layer.weight).double().t()
@@ -118,7 +120,7 @@ def test_a_decoder_with_quantised_weights(name, backend, fusions):
             torch.testing.assert_close(fast(*inputs).double(), right(*inputs), rtol=1e-4, atol=1e-5)
     assert not generic
     for fusion in fusions:
-        heads = [unit.head.type for unit in fusion.units if unit.kind == "matmul"]
+        heads = [unit.anchor.type for unit in fusion.units if unit.kind == "matmul"]
         assert heads.count("WeightQuantBatchMatmulV2") == 8
         assert not [n for n in fusion.alone if n.type == "WeightQuantBatchMatmulV2"]
 
@@ -148,7 +150,7 @@ def test_rows_that_are_quantised_as_they_come(fusions):
             torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
     assert not generic
     for fusion in fusions:
-        heads = [unit.head.type for unit in fusion.units if unit.kind == "matmul"]
+        heads = [unit.anchor.type for unit in fusion.units if unit.kind == "matmul"]
         assert heads == ["QuantBatchMatmulV3"] * 2 and not any(fusion.alone.values())
 
 
@@ -165,10 +167,18 @@ def checkpoint(tmp_path_factory) -> Path:
     """A small model in a folder."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=112, max_position_embeddings=64, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=112,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     folder = tmp_path_factory.mktemp("checkpoint")
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
@@ -195,10 +205,14 @@ def test_checkpoints_loaded_with_a_configuration(name, backend, checkpoint, fusi
     are as close as those of torchao."""
     model, prompt = loaded(checkpoint, LOADED[name]()), torch.tensor([[74, 17, 42]])
     options = dict(
-        attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False,
-        cache_implementation="static", disable_compile=True, output_logits=True,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=4,
+        do_sample=False,
+        cache_implementation="static",
+        disable_compile=True,
+        output_logits=True,
         return_dict_in_generate=True,
-    )  # fmt: skip
+    )
     eager = model.generate(prompt, **options)
     plain = dequantised(model)
     model.forward = torch.compile(model.forward, backend=backend, fullgraph=True, dynamic=False)
@@ -211,7 +225,7 @@ def test_checkpoints_loaded_with_a_configuration(name, backend, checkpoint, fusi
     assert (logits - right).abs().max() <= 2 * wrong
     kind = "QuantBatchMatmulV3" if name == "rows too" else "WeightQuantBatchMatmulV2"
     for fusion in fusions:
-        heads = [unit.head.type for unit in fusion.units if unit.kind == "matmul"]
+        heads = [unit.anchor.type for unit in fusion.units if unit.kind == "matmul"]
         assert heads.count(kind) == 7
     assert len(fusions) == 2  # prefill and decode
 
@@ -224,7 +238,7 @@ def test_calls_without_dynamo_read_what_quantised_parameters_are_made_of(fusions
     x = torch.randn(3, 96)
     fast = torchair.compile(model, (x,))
     torch.testing.assert_close(fast(x), model(x))
-    assert [unit.head.type for unit in fusions[0].units] == ["WeightQuantBatchMatmulV2"]
+    assert [unit.anchor.type for unit in fusions[0].units] == ["WeightQuantBatchMatmulV2"]
     model[0].weight.scale.mul_(2)
     torch.testing.assert_close(fast(x), model(x))
     other = nn.Linear(96, 70)

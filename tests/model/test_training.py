@@ -235,8 +235,10 @@ def test_a_call_runs_the_backward_of_its_loss(mode):
         reference[1].backward()
         assert not any(r.requires_grad for r in results)
         assert_close(results, [r.detach() for r in eager], [r.detach() for r in reference])
-    found = [[*(p.grad for p in m.parameters()), s.grad, m.norm.running_mean]
-             for m, s in zip((mine, theirs, exact), scales, strict=True)]  # fmt: skip
+    found = [
+        [*(p.grad for p in m.parameters()), s.grad, m.norm.running_mean]
+        for m, s in zip((mine, theirs, exact), scales, strict=True)
+    ]
     assert_close(*found)
 
 

@@ -50,12 +50,14 @@ def _check(
 # types and sizes are each seen with the other.
 FORMS = [
     pytest.param(
-        dynamic, dtype, id=f"{'dynamic' if dynamic else 'static'}-{str(dtype)[6:]}",
+        dynamic,
+        dtype,
+        id=f"{'dynamic' if dynamic else 'static'}-{str(dtype)[6:]}",
         marks=SLOW if dynamic and dtype is torch.bfloat16 else (),
     )
     for dynamic in (False, True)
     for dtype in FLOATS
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("dynamic", "dtype"), FORMS)
@@ -154,10 +156,14 @@ def test_compile_config_with_its_defaults(backend: str) -> None:
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     ids = torch.randint(3, VOCAB, (2, 5))
     options = dict(
-        attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False,
-        cache_implementation="static", return_dict_in_generate=True, output_logits=True,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=6,
+        do_sample=False,
+        cache_implementation="static",
+        return_dict_in_generate=True,
+        output_logits=True,
         output_hidden_states=True,
-    )  # fmt: skip
+    )
     truth = double_copy(model).generate(ids, disable_compile=True, **options)
     expected = model.generate(ids, disable_compile=True, **options)
     chosen = transformers.CompileConfig(backend=backend)

@@ -82,7 +82,7 @@ def heads(monkeypatch):
 
     def fuse(*args):
         made = original(*args)
-        found.extend(unit.head.type for unit in made.units if unit.kind == "matmul")
+        found.extend(unit.anchor.type for unit in made.units if unit.kind == "matmul")
         return made
 
     monkeypatch.setattr(native_units, "fuse", fuse)

@@ -30,12 +30,14 @@ def entries() -> dict[str, Callable[[bool], Iterator[Program]]]:
     for info in module_db:
         found[info.name] = lambda training, info=info: _of_module(info, training)
     for database, infos in (
-        ("hop", hop_db), ("autograd", autograd_function_db), ("custom_op", custom_op_db),
-    ):  # fmt: skip
+        ("hop", hop_db),
+        ("autograd", autograd_function_db),
+        ("custom_op", custom_op_db),
+    ):
         for info in infos:
             variant = f".{info.variant_test_name}" if info.variant_test_name else ""
-            found[f"{database}.{info.name}{variant}"] = (
-                lambda training, info=info: _of_operator(info, training)
+            found[f"{database}.{info.name}{variant}"] = lambda training, info=info: _of_operator(
+                info, training
             )
     for info in optim_db:
         name = info.optim_cls.__name__
@@ -153,5 +155,3 @@ def spread(programs: Sequence[Program], most: int) -> list[Program]:
         return list(programs)
     step = (len(programs) - 1) / max(most - 1, 1)
     return [programs[round(i * step)] for i in range(most)]
-
-

@@ -231,9 +231,16 @@ def row(name: str, mode: str) -> Row:
     judge = "judged by eager: no float64" if reference.truth is None else ""
     note = "; ".join(filter(None, [wrong, judge, _lesser(before)]))
     return Row(
-        name, mode, right, counts.graph_breaks.total(), counts.fallbacks.total(), seconds,
-        reference.aot_eager_s, speed, note,
-    )  # fmt: skip
+        name,
+        mode,
+        right,
+        counts.graph_breaks.total(),
+        counts.fallbacks.total(),
+        seconds,
+        reference.aot_eager_s,
+        speed,
+        note,
+    )
 
 
 def _lesser(before: int) -> str:

@@ -45,9 +45,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     names = [
-        name for name in entries()
+        name
+        for name in entries()
         if not options.names or any(fnmatch.fnmatch(name, p) for p in options.names)
-    ]  # fmt: skip
+    ]
     journal = Journal(options.state, fresh=options.fresh)
     tasks: list[Task] = [
         (n, m, options.samples) for n in names for m in options.modes if (n, m) not in journal
@@ -100,9 +101,16 @@ def row_of(done: Done) -> Row | None:
         counts.fallbacks.update(f.counts.fallbacks)
     timed = next((f for f in found if f.speed is not None), Finding("", right))
     return Row(
-        name, mode, right, counts.graph_breaks.total(), counts.fallbacks.total(),
-        timed.seconds, timed.aot_eager, timed.speed, _note(found, right, counts),
-    )  # fmt: skip
+        name,
+        mode,
+        right,
+        counts.graph_breaks.total(),
+        counts.fallbacks.total(),
+        timed.seconds,
+        timed.aot_eager,
+        timed.speed,
+        _note(found, right, counts),
+    )
 
 
 def _note(found: Sequence[Finding], right: Right, counts: Counts) -> str:

@@ -58,9 +58,12 @@ def _worker(todo: Sequence[Key], limits: Limits) -> Iterator[Row]:
     program = [*limits.launcher, sys.executable, "-m", "tests.outside.model_rows"]
     command = [*program, "--timeout", str(limits.timeout), *asked]
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "TORCHAIR_KERNEL_CACHE": "0",
-        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCHAIR_KERNEL_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
     made = 0
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -108,9 +111,12 @@ def run(
 ) -> None:
     """Do the rows, add them to `done` and to the file."""
     columns = (
-        TextColumn("{task.description:44.44}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[wrong]} not right"), TimeElapsedColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description:44.44}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[wrong]} not right"),
+        TimeElapsedColumn(),
+    )
     lock, limits = threading.Lock(), Limits(options.timeout, tuple(shlex.split(options.launcher)))
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("models", total=len(todo), wrong=0)

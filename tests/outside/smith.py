@@ -91,9 +91,13 @@ def generated(seed: int) -> tuple[Program, str]:
     set_seed(seed)
     torch.manual_seed(seed)
     ir = model_gen(
-        opset=operators, method="symbolic-cinit", seed=seed, max_nodes=NODES,
-        max_elem_per_tensor=ELEMENTS, timeout_ms=20000,
-    ).make_concrete()  # fmt: skip
+        opset=operators,
+        method="symbolic-cinit",
+        seed=seed,
+        max_nodes=NODES,
+        max_elem_per_tensor=ELEMENTS,
+        timeout_ms=20000,
+    ).make_concrete()
     symbolic = kind.from_gir(ir).native_model
     torch.manual_seed(seed)
     given = symbolic.get_random_inps()
@@ -122,10 +126,16 @@ def row_of(done: Done) -> Row:
         found, operators = done.answers[0]
     parts = [found.why, str(found.counts), operators]
     return Row(
-        _name(seed), mode, found.right, found.counts.graph_breaks.total(),
-        found.counts.fallbacks.total(), found.seconds, found.aot_eager, found.speed,
+        _name(seed),
+        mode,
+        found.right,
+        found.counts.graph_breaks.total(),
+        found.counts.fallbacks.total(),
+        found.seconds,
+        found.aot_eager,
+        found.speed,
         "; ".join(p for p in parts if p),
-    )  # fmt: skip
+    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

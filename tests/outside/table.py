@@ -120,10 +120,16 @@ def _row(record: Mapping[str, str]) -> Row:
         return float(record[name]) if record[name] else None
 
     return Row(
-        record["model"], record["mode"], Right(record["right"]), int(record["graph_breaks"]),
-        int(record["fallbacks"]), number("compile_s"), number("aot_eager_s"), number("speed"),
+        record["model"],
+        record["mode"],
+        Right(record["right"]),
+        int(record["graph_breaks"]),
+        int(record["fallbacks"]),
+        number("compile_s"),
+        number("aot_eager_s"),
+        number("speed"),
         record["note"],
-    )  # fmt: skip
+    )
 
 
 # ---- comparison ----
@@ -146,9 +152,11 @@ class Change:
         if self.new is None:
             return False
         before = self.old.right if self.old is not None else Right.UNKNOWN
-        return self.new.right is Right.NO if before is Right.UNKNOWN else (
-            before is Right.YES and self.new.right is not Right.YES
-        )  # fmt: skip
+        return (
+            self.new.right is Right.NO
+            if before is Right.UNKNOWN
+            else (before is Right.YES and self.new.right is not Right.YES)
+        )
 
     @property
     def improvement(self) -> bool:

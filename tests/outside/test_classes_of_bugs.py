@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from compiling import compiled
-from torchair.codegen.numbers import Book
+from torchair.codegen.sizes import GuardSet
 from torchair.ge.shapes import compile_dims, symbol
 
 aten = torch.ops.aten
@@ -84,9 +84,9 @@ def test_masked_scatter_takes_any_source():
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1.5])
 def test_floats_in_the_code_of_plans(value):
-    book = Book()
-    size = book.number(4)
-    assert book.recipe([size, value])([7]) == (7, value)
+    guards = GuardSet()
+    size = guards.number(4)
+    assert guards.recipe([size, value])([7]) == (7, value)
     assert compile_dims([symbol("n"), value], ["n"])(7) == (7, value)
 
 
@@ -166,9 +166,17 @@ def test_results_lie_as_in_eager_mode(layout):
 # ---- memory that nobody has written to, under deterministic algorithms
 
 DTYPES = (
-    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
-    torch.int8, torch.uint8, torch.bool, torch.complex64,
-)  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
 
 
 def _every_empty(x):

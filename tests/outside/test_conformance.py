@@ -24,9 +24,11 @@ from torchair.convert import Decline, registry
 SLICE = read_slice()
 ON_GPU = {
     "aten._weight_int4pack_mm.default",
-    *(f"aten._scaled_dot_product_{kind}_attention.default"
-      for kind in ("flash", "efficient", "cudnn")),
-}  # fmt: skip
+    *(
+        f"aten._scaled_dot_product_{kind}_attention.default"
+        for kind in ("flash", "efficient", "cudnn")
+    ),
+}
 """Operators of tensors on a GPU; test_cuda_text.py converts them."""
 pytestmark = pytest.mark.filterwarnings("ignore")  # the samples are made to provoke them
 

@@ -12,8 +12,12 @@ import hardship
 def test_files_at_bad_moments(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardship, "SUBJECTS", (kind,))
     counts = {
-        "killed writers": 8, "flipped bits": 25, "two at once": 2, "full disk": 4, "read-only": 1
-    }  # fmt: skip
+        "killed writers": 8,
+        "flipped bits": 25,
+        "two at once": 2,
+        "full disk": 4,
+        "read-only": 1,
+    }
     found = hardship.run(counts)
     for (name, trouble), results in found.items():
         refused = name == "Models" and trouble == "flipped bits"

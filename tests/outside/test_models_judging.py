@@ -105,9 +105,10 @@ def test_a_worker_that_ends_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_row_that_takes_too_long_says_where() -> None:
     stack = 'Timeout (0:02:00)!\nThread 0x1:\n  File "model.py", line 7 in forward\n'
-    assert "longer than 120 s: File \"model.py\", line 7" in run_models._lost(
-        ("a", "b"), 1, stack, 120
-    ).note  # fmt: skip
+    assert (
+        'longer than 120 s: File "model.py", line 7'
+        in run_models._lost(("a", "b"), 1, stack, 120).note
+    )
 
 
 def test_workers_get_models_of_one_library() -> None:

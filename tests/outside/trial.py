@@ -68,9 +68,7 @@ def tried(
     truth = _truth(program, training)
     with counted() as counts:
         try:
-            seconds, got, call = outcomes(
-                program, lambda fn: compiled(fn, mode, dynamic), training
-            )
+            seconds, got, call = outcomes(program, lambda fn: compiled(fn, mode, dynamic), training)
             wrong = complaint(got, eager, truth)
             if wrong:
                 moved = [_truth(shaken(program, i), training) for i in range(SHAKEN)]
@@ -87,9 +85,14 @@ def tried(
 
 
 def _blamed(
-    program: Program, wrong: str, got: Any, truth: Any, counts: Counts, training: bool,
+    program: Program,
+    wrong: str,
+    got: Any,
+    truth: Any,
+    counts: Counts,
+    training: bool,
     dynamic: bool | None,
-) -> Finding:  # fmt: skip
+) -> Finding:
     """Ours is wrong, unless aot_eager does the same."""
     plain = _aot_eager(program, training, dynamic)[1]
     if isinstance(plain, Exception) and got is None:

@@ -18,8 +18,14 @@ from torchair.codegen.target import Kernel
 
 _PREFIX = "torchair.amx."
 _NAMES = (
-    "ldtilecfg", "tilerelease", "tilezero", "tileloadd64", "tilestored64", "tdpbf16ps", "tdpbssd",
-)  # fmt: skip
+    "ldtilecfg",
+    "tilerelease",
+    "tilezero",
+    "tileloadd64",
+    "tilestored64",
+    "tdpbf16ps",
+    "tdpbssd",
+)
 
 
 class TileMachine:
@@ -95,9 +101,12 @@ _KEPT: list[object] = []  # functions that native code calls
 def _defined(name: str) -> None:
     address, byte, line = ctypes.c_void_p, ctypes.c_uint8, ctypes.c_int64
     kinds = {
-        "ldtilecfg": (address,), "tilerelease": (), "tilezero": (byte,),
-        "tileloadd64": (byte, address, line), "tilestored64": (byte, address, line),
-    }.get(name, (byte, byte, byte))  # fmt: skip
+        "ldtilecfg": (address,),
+        "tilerelease": (),
+        "tilezero": (byte,),
+        "tileloadd64": (byte, address, line),
+        "tilestored64": (byte, address, line),
+    }.get(name, (byte, byte, byte))
 
     def run(*given: int) -> None:
         MACHINE.executed[name] += 1

@@ -92,13 +92,19 @@ TEXT = {**_BODY, "vocab_size": VOCAB, "num_hidden_layers": 2, "max_position_embe
 GROUPED = {**TEXT, "num_key_value_heads": 2}
 _T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4}
 _SPEECH = {
-    "vocab_size": VOCAB, "d_model": 32, "num_mel_bins": 8, "max_source_positions": 16,
-    "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "num_mel_bins": 8,
+    "max_source_positions": 16,
+    "max_target_positions": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "decoder_start_token_id": 1,
     **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
     **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
     **{f"{side}_ffn_dim": 48 for side in ("encoder", "decoder")},
-}  # fmt: skip
+}
 
 CASES = {
     "llama": Case("LlamaForCausalLM", "LlamaConfig", GROUPED, decoder),
@@ -168,9 +174,7 @@ MORE = {
         encoder,
     ),
     "albert": Case("AlbertForMaskedLM", "AlbertConfig", {**TEXT, "embedding_size": 16}, encoder),
-    "electra": Case(
-        "ElectraForMaskedLM", "ElectraConfig", {**TEXT, "embedding_size": 16}, encoder
-    ),
+    "electra": Case("ElectraForMaskedLM", "ElectraConfig", {**TEXT, "embedding_size": 16}, encoder),
     "xlm_roberta": Case("XLMRobertaForMaskedLM", "XLMRobertaConfig", TEXT, encoder),
     "bart": Case("BartForConditionalGeneration", "BartConfig", _BART, _translation),
     "deit": Case("DeiTForImageClassification", "DeiTConfig", {**_BODY, **_PICTURES}, _images),
@@ -187,4 +191,3 @@ MIXTRAL = Case(
     {**GROUPED, "num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2},
     decoder,
 )
-

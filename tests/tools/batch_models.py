@@ -32,9 +32,12 @@ class Convolutions(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU())
         self.body = nn.Sequential(
-            nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.SiLU(),
-            nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.Conv2d(32, 32, 1),
-        )  # fmt: skip
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+            nn.SiLU(),
+            nn.Conv2d(32, 32, 3, padding=1, groups=32),
+            nn.Conv2d(32, 32, 1),
+        )
         self.head = nn.Linear(32, 10)
 
     def forward(self, pixel_values: Tensor) -> Tensor:

@@ -127,8 +127,12 @@ def case_numbers_are_part_of_the_key(device: torch.device) -> None:
     fast = compiled(add, dynamic=True)
     x, longer = torch.randn(6, device=device), torch.randn(9, device=device)
     for argument, n, captures in (
-        (x, 4, [1]), (x, 5, [2]), (x, 4, [2]), (longer, 4, [3]), (x, 2.5, [3, 1])
-    ):  # fmt: skip
+        (x, 4, [1]),
+        (x, 5, [2]),
+        (x, 4, [2]),
+        (longer, 4, [3]),
+        (x, 2.5, [3, 1]),
+    ):
         equal(fast(argument, n), argument + n)
         assert counted() == captures
 
@@ -503,9 +507,13 @@ def _debug_run(device: torch.device, folder: str, value: str) -> None:
     environment["TORCH_COMPILE_DEBUG"] = value
     environment["INDUCTOR_PROVENANCE"] = "0"  # else torch reads the other variable as a number
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(device)], cwd=folder, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", _PROGRAM, str(device)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

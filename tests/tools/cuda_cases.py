@@ -27,8 +27,8 @@ from torchair.codegen.loops import (
     reduce,
     renumbered,
 )
-from torchair.codegen.numbers import Word
 from torchair.codegen.requests import Attention, Joint, MatMul, Partner, Product, Weight
+from torchair.codegen.sizes import Word
 from torchair.codegen.target import Kernel, Launch
 
 EXACT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20}
@@ -104,7 +104,7 @@ class ProductCase:
         form = ""
         if self.form:
             form = f"-{self.form.rows}x{self.form.split}x{self.form.warps}"
-            form += f"{'-after' * (not self.form.ahead)}{'-shared' * (not self.form.held)}"
+            form += f"{'-after' * (not self.form.ahead)}{'-shared' * (not self.form.in_registers)}"
         moved = f"+{self.shift}" if self.shift else ""
         return f"{self.m}x{self.n}x{self.k}-{self.dtype}-{'-'.join(extra)}{form}{moved}"
 
@@ -267,8 +267,11 @@ class QuantisedCase:
 
 def _tensor(x: np.ndarray, dtype: str) -> torch.Tensor:
     """An array as it is in memory as a tensor of that type."""
-    found = torch.from_numpy(np.ascontiguousarray(x).copy() if dtype != "bf16" else
-                             np.ascontiguousarray(x).view(np.int16).copy())  # fmt: skip
+    found = torch.from_numpy(
+        np.ascontiguousarray(x).copy()
+        if dtype != "bf16"
+        else np.ascontiguousarray(x).view(np.int16).copy()
+    )
     return found.view(torch.bfloat16) if dtype == "bf16" else found
 
 
@@ -295,8 +298,10 @@ def scaled(m: int, k: int, dtype: str) -> Nest:
 
 
 PROLOGUES: dict[str, Callable[[int, int, str], Nest | None]] = {
-    "": lambda m, k, dtype: None, "rms": rms_norm, "scaled": scaled,
-}  # fmt: skip
+    "": lambda m, k, dtype: None,
+    "rms": rms_norm,
+    "scaled": scaled,
+}
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
@@ -355,36 +360,53 @@ SMALL_QUANTISED = [
     QuantisedCase(2, 50, 256, 4, 32, "f32", "f32", "f32", form=TileForm(8, 4, 4), shift=4),
     QuantisedCase(1, 50, 256, 4, 64, "f32", turned=False),
     QuantisedCase(2, 50, 256, 8, turned=False),
-    *(QuantisedCase(4, 33, 256, bits, dtype=dtype, specials=(np.inf, -np.inf, np.nan, 3e4))
-      for bits, dtype in ((8, "bf16"), (4, "f16"), (8, "f32"))),
+    *(
+        QuantisedCase(4, 33, 256, bits, dtype=dtype, specials=(np.inf, -np.inf, np.nan, 3e4))
+        for bits, dtype in ((8, "bf16"), (4, "f16"), (8, "f32"))
+    ),
 ]
 """Quantised ones."""
 
 LARGE_QUANTISED = [
     QuantisedCase(*sizes, bits, group, offsets, dtype, dtype, how, norm)
     for sizes, how, norm in [
-        ((1, 1000, 4096), "residual", ""), ((1, 1800, 4096), "gate", "rms"),
-        ((1, 777, 14336), "residual", ""), ((4, 300, 2048), "gate", "rms"),
+        ((1, 1000, 4096), "residual", ""),
+        ((1, 1800, 4096), "gate", "rms"),
+        ((1, 777, 14336), "residual", ""),
+        ((4, 300, 2048), "gate", "rms"),
         ((3, 4300, 1024), "plain", ""),
     ]
     for bits, group, offsets, dtype in [
-        (8, 0, "", "bf16"), (4, 128, "bf16", "bf16"), (4, 32, "", "bf16"), (4, 64, "f16", "f16"),
-        (8, 32, "", "f16"), (4, 128, "", "f32"), (8, 0, "i8", "bf16"), (4, 0, "", "bf16"),
+        (8, 0, "", "bf16"),
+        (4, 128, "bf16", "bf16"),
+        (4, 32, "", "bf16"),
+        (4, 64, "f16", "f16"),
+        (8, 32, "", "f16"),
+        (4, 128, "", "f32"),
+        (8, 0, "i8", "bf16"),
+        (4, 0, "", "bf16"),
     ]
-]  # fmt: skip
+]
 
 LARGE_PRODUCTS = [
     ProductCase(m, n, k, dtype, epilogue, norm)
     for m, n, k, dtype, epilogue, norm in [
-        (1, 2048, 2048, "bf16", "plain", "rms"), (1, 512, 2048, "bf16", "plain", "rms"),
-        (1, 8192, 2048, "bf16", "gate", "rms"), (1, 2048, 8192, "bf16", "residual", ""),
-        (1, 9001, 2048, "bf16", "plain", "rms"), (1, 4096, 14336, "bf16", "residual", ""),
-        (1, 4096, 4096, "f16", "residual", ""), (2, 2048, 2048, "bf16", "plain", "rms"),
-        (4, 2048, 2048, "bf16", "gate", "rms"), (4, 1000, 8192, "f16", "plain", ""),
-        (1, 2048, 2048, "f32", "residual", "rms"), (3, 777, 5120, "f32", "plain", ""),
-        (1, 50, 16, "bf16", "plain", ""), (1, 3, 40000, "bf16", "plain", ""),
+        (1, 2048, 2048, "bf16", "plain", "rms"),
+        (1, 512, 2048, "bf16", "plain", "rms"),
+        (1, 8192, 2048, "bf16", "gate", "rms"),
+        (1, 2048, 8192, "bf16", "residual", ""),
+        (1, 9001, 2048, "bf16", "plain", "rms"),
+        (1, 4096, 14336, "bf16", "residual", ""),
+        (1, 4096, 4096, "f16", "residual", ""),
+        (2, 2048, 2048, "bf16", "plain", "rms"),
+        (4, 2048, 2048, "bf16", "gate", "rms"),
+        (4, 1000, 8192, "f16", "plain", ""),
+        (1, 2048, 2048, "f32", "residual", "rms"),
+        (3, 777, 5120, "f32", "plain", ""),
+        (1, 50, 16, "bf16", "plain", ""),
+        (1, 3, 40000, "bf16", "plain", ""),
     ]
-]  # fmt: skip
+]
 
 
 # ---- attention ----
@@ -439,12 +461,24 @@ class AttentionCase:
         q, k, v, mask, out = (_strides(s) for s in self.shapes)
         mask = mask if self.per_row else (mask[0], 0, 0, mask[3])
         request = Attention(
-            self.dtype, self.batch, self.heads, self.kv_heads, self.length,
-            Word(6) if self.counted else self.span, self.width, self.value_width or self.width,
-            q, k, v, (out[0], out[2], out[1], 1), 0.3, self.causal, self.mask,
+            self.dtype,
+            self.batch,
+            self.heads,
+            self.kv_heads,
+            self.length,
+            Word(6) if self.counted else self.span,
+            self.width,
+            self.value_width or self.width,
+            q,
+            k,
+            v,
+            (out[0], out[2], out[1], 1),
+            0.3,
+            self.causal,
+            self.mask,
             mask if self.mask else (0, 0, 0, 0),
             (self.heads * self.length, self.length, 1) if self.lse else None,
-        )  # fmt: skip
+        )
         return attention(request, gpu, form=self.form, early=self.early)
 
     def work(self, gpu: Gpu) -> Work:
@@ -452,8 +486,11 @@ class AttentionCase:
         kernel, launch = self.generate(gpu)
         memory = [random(s, self.dtype, seed) for seed, s in enumerate(self.shapes)]
         mask = self._mask()
-        memory[3] = mask.astype(np.bool_) if self.mask == "bool" else into_memory(
-            mask.astype(np.float32), self.mask or "f32")  # fmt: skip
+        memory[3] = (
+            mask.astype(np.bool_)
+            if self.mask == "bool"
+            else into_memory(mask.astype(np.float32), self.mask or "f32")
+        )
         memory.append(np.zeros((self.batch, self.heads, self.length), np.float32))
         made = Work(kernel, launch, memory, [self.span], {1: self.shift})
         q, k, v = (wide(m, self.dtype) for m in memory[:3])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nest_plain import as_words
-from torchair.codegen.cuda.driver import Call, library
+from torchair.codegen.cuda.driver import KernelLaunch, library
 from torchair.codegen.cuda.jit import Entry, Gpu, describe, foreign
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.loops import Nest
@@ -41,7 +41,7 @@ def run(
     blocks = launch.blocks(lambda word: values[word])
     entry = entry_of(kernel, launch)
     given = [blocks, *(values[w] for w in kernel.words)]
-    call = Call(library(0), entry, blocks, given, launch.shared, launch.cluster)
+    call = KernelLaunch(library(0), entry, blocks, given, launch.shared, launch.cluster)
     call(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
 

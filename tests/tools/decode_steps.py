@@ -17,8 +17,10 @@ from torchair import emulate
 from torchair.engine.inspect.timeline import Timeline
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ascend"
-MET = {"qwen3_moe": ("MoeGatingTopKSoftmaxV2", "DynamicQuant"),
-       "deepseek_mla": ("SwiGlu", "GroupedMatmul")}  # fmt: skip
+MET = {
+    "qwen3_moe": ("MoeGatingTopKSoftmaxV2", "DynamicQuant"),
+    "deepseek_mla": ("SwiGlu", "GroupedMatmul"),
+}
 
 
 class Watched(Meeting):

@@ -103,8 +103,14 @@ def eager_numbers_keep_types():
     for dtype in (torch.int8, torch.float16, torch.float32, torch.bool):
         x = torch.ones((), dtype=dtype)
         y = x.npu()
-        for f in (lambda t: t * 2, lambda t: t + 2.5, lambda t: 2 - t.float(), lambda t: t / 3,
-                  lambda t: t > 0.5, lambda t: torch.where(t > 0, t, 2)):  # fmt: skip
+        for f in (
+            lambda t: t * 2,
+            lambda t: t + 2.5,
+            lambda t: 2 - t.float(),
+            lambda t: t / 3,
+            lambda t: t > 0.5,
+            lambda t: torch.where(t > 0, t, 2),
+        ):
             if dtype is torch.bool and f(x).dtype is torch.bool:
                 continue
             assert f(y).dtype is f(x).dtype, (dtype, f(y).dtype, f(x).dtype)
@@ -147,10 +153,15 @@ def eager_current_device_is_each_threads_own():
 
 def eager_modules_train_as_on_the_cpu():
     torch.manual_seed(0)
-    ours = nn.ModuleDict({
-        "conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "lstm": nn.LSTM(16, 5, 2),
-        "gru": nn.GRU(5, 6), "out": nn.Linear(6, 2),
-    })  # fmt: skip
+    ours = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(3, 4, 3),
+            "norm": nn.BatchNorm2d(4),
+            "lstm": nn.LSTM(16, 5, 2),
+            "gru": nn.GRU(5, 6),
+            "out": nn.Linear(6, 2),
+        }
+    )
     theirs = copy.deepcopy(ours).npu()
     assert theirs["conv"].weight.is_npu and isinstance(theirs["conv"].weight, nn.Parameter)
 
@@ -196,11 +207,24 @@ def eager_fused_attention_is_chosen_as_torch_does():
     from torchair.ascend.emulate.choices import suits
 
     q = torch.randn(2, 4, 5, 8)
-    keys = [q, q[:, :2], q[:1], q[..., :4], q[:, :, :0], q.double(), q.transpose(2, 3), q[0],
-            torch.randn(2, 4, 5, 16)[..., ::2]]  # fmt: skip
+    keys = [
+        q,
+        q[:, :2],
+        q[:1],
+        q[..., :4],
+        q[:, :, :0],
+        q.double(),
+        q.transpose(2, 3),
+        q[0],
+        torch.randn(2, 4, 5, 16)[..., ::2],
+    ]
     dims = ((1, 5), (5, 1), (2, 1, 5, 5), (3, 5), (4, 5, 5), (5, 5))
-    masks = [None, torch.ones(5, 5).bool(), *map(torch.zeros, dims),
-             torch.zeros(5, 5).requires_grad_()]  # fmt: skip
+    masks = [
+        None,
+        torch.ones(5, 5).bool(),
+        *map(torch.zeros, dims),
+        torch.zeros(5, 5).requires_grad_(),
+    ]
     for k in keys:
         for mask in masks:
             for drop, groups in ((0.0, False), (0.0, True), (0.1, False)):
@@ -216,8 +240,9 @@ def eager_fused_attention_is_chosen_as_torch_does():
 def eager_custom_operators_run():
     library = torch.library.Library("emulated_checks", "DEF")
     library.define("twice(Tensor x, *, Device? device=None) -> Tensor")
-    library.impl("twice", lambda x, device=None: torch.empty_like(x, device=device).copy_(x) * 2,
-                 "CPU")  # fmt: skip
+    library.impl(
+        "twice", lambda x, device=None: torch.empty_like(x, device=device).copy_(x) * 2, "CPU"
+    )
     x = torch.randn(3)
     y = torch.ops.emulated_checks.twice(x.npu(1), device=torch.device("npu:1"))
     assert y.device == torch.device("npu:1")
@@ -302,8 +327,11 @@ def eager_seeds_give_the_cpus_numbers():
     torch.manual_seed(7)
     expected = torch.randn(4), torch.rand(3), F.dropout(torch.ones(50), 0.4)
     torch.manual_seed(7)
-    got = [torch.randn(4, device="npu"), torch.rand(3, device="npu"),
-           F.dropout(torch.ones(50).npu(), 0.4)]  # fmt: skip
+    got = [
+        torch.randn(4, device="npu"),
+        torch.rand(3, device="npu"),
+        F.dropout(torch.ones(50).npu(), 0.4),
+    ]
     for a, b in zip(got, expected, strict=True):
         equal(a.cpu(), b)
     torch.npu.manual_seed(1)
@@ -439,8 +467,9 @@ def compiled_models_equal_the_cpu():
     for mode in MODES:
         for frozen in (False, True):
             torch._dynamo.reset()
-            fast = torch.compile(there, backend=backend(mode, frozen_parameter=frozen),
-                                 dynamic=False, fullgraph=True)  # fmt: skip
+            fast = torch.compile(
+                there, backend=backend(mode, frozen_parameter=frozen), dynamic=False, fullgraph=True
+            )
             with torch.no_grad():
                 for scale in (1, 2, 3):
                     got = fast(x.npu() * scale)
@@ -521,8 +550,9 @@ def compiled_generic_nodes_run_on_the_host():
         return torch.special.i0(x) + torch.arange(3, device=x.device)
 
     def branches(x):
-        return torch.cond(x.sum() > 0, lambda t: t + torch.ones(3, device=t.device),
-                          lambda t: t - 1, (noise(x),))  # fmt: skip
+        return torch.cond(
+            x.sum() > 0, lambda t: t + torch.ones(3, device=t.device), lambda t: t - 1, (noise(x),)
+        )
 
     for work, mode in ((noise, MODES[0]), (noise, MODES[1]), (branches, MODES[0])):
         torch._dynamo.reset()
@@ -670,8 +700,14 @@ def transformers_llama_and_bert():
         LlamaForCausalLM,
     )
 
-    small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-             "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
+    small = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+    }
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**small, num_key_value_heads=2)).eval()
     bert = BertForSequenceClassification(BertConfig(**small)).eval()
@@ -709,8 +745,13 @@ def _same_training_step(model, inputs, labels):
         loss = own(**moved, labels=labels.to(device)).loss
         loss.backward()
         optimizer.step()
-        results.append([loss.detach(), *(p.grad for p in own.parameters()),
-                        *(p.detach() for p in own.parameters())])  # fmt: skip
+        results.append(
+            [
+                loss.detach(),
+                *(p.grad for p in own.parameters()),
+                *(p.detach() for p in own.parameters()),
+            ]
+        )
     for ours, theirs in zip(*results, strict=True):
         assert torch.equal(ours, theirs.cpu())
 

@@ -100,8 +100,9 @@ def called(op: Any, sample: Any, device: str) -> tuple[list[Any], list[Any]]:
     torch.manual_seed(1)
     results = tree_leaves(op(*args, **kwargs))
     if sample.output_process_fn_grad is not None:
-        results = tree_leaves(sample.output_process_fn_grad(results[0] if len(results) == 1 else
-                                                            tuple(results)))  # fmt: skip
+        results = tree_leaves(
+            sample.output_process_fn_grad(results[0] if len(results) == 1 else tuple(results))
+        )
     wanted = [t for t in leaves if t.requires_grad]
     made = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     if not wanted or not made:
@@ -168,8 +169,11 @@ def run_chunk(names: list[str]) -> dict[str, str]:
         environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, __file__, "--work", *rest],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         begun = None
         for line in done.stdout.splitlines():
             if line.startswith("["):

@@ -263,9 +263,11 @@ def fork_in_the_middle(chance: random.Random) -> str:
 
 
 FAULTS: dict[str, Callable[[random.Random], str]] = {
-    "little memory": little_memory, "signals": signals, "exiting threads": exiting_threads,
+    "little memory": little_memory,
+    "signals": signals,
+    "exiting threads": exiting_threads,
     "fork in the middle": fork_in_the_middle,
-}  # fmt: skip
+}
 
 
 # ---- processes ----

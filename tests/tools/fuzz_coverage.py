@@ -33,9 +33,12 @@ from torchair.passes import PassRunner
 HOME = Path(torchair.__file__).parent
 RULE_FILES = ("ge/rewrite.py", "engine/optimize/rules/*.py", "ascend/rules/*.py")
 FUSION_FILES = (
-    "engine/fuse/*.py", "engine/units/kernels.py", "codegen/cpu/target.py", "operators/*.py",
+    "engine/fuse/*.py",
+    "engine/units/kernels.py",
+    "codegen/cpu/target.py",
+    "operators/*.py",
     "ascend/operators/*.py",
-)  # fmt: skip
+)
 OTHER_TEXTS = ("processor", "_missing")  # functions of these files that give no reason
 GOAL = 0.95
 
@@ -169,10 +172,13 @@ def watched(met: set[Key]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for where, name, new in (
-            (rewrite.Mismatch, "__init__", mismatch), (GraphState, "note", note),
-            (PassRunner, "_run_one", run_one), (_Fuser, "_try", reason(tried)),
-            (_Fuser, "_declines", reason(declined)), (fused, "tell", tell),
-        ):  # fmt: skip
+            (rewrite.Mismatch, "__init__", mismatch),
+            (GraphState, "note", note),
+            (PassRunner, "_run_one", run_one),
+            (_Fuser, "_try", reason(tried)),
+            (_Fuser, "_declines", reason(declined)),
+            (fused, "tell", tell),
+        ):
             stack.enter_context(patch.object(where, name, new))
         yield
 

@@ -98,9 +98,12 @@ class NpuTrial:
             unit = max(1.0, float(w.double().abs().nan_to_num(0, 0, 0).max())) if w.numel() else 1.0
             step = 1.0 if w.dtype in (torch.int8, torch.uint8) else 0.0  # rounded the other way
             close = torch.isclose(
-                g.double(), w.double(), self.case.rough, max(self.case.rough * unit, step),
+                g.double(),
+                w.double(),
+                self.case.rough,
+                max(self.case.rough * unit, step),
                 equal_nan=True,
-            )  # fmt: skip
+            )
             if not bool(close.all()):
                 return f"result {k}: {int((~close).sum())} of {close.numel()} wrong"
         return ""

@@ -197,8 +197,10 @@ class Trial:
         for k, t in enumerate(made[:-1]):
             for result, _ in self.results:
                 fits = (result.dtype, result.shape, strided(result)) == (
-                    t.dtype, t.shape, strided(t)
-                )  # fmt: skip
+                    t.dtype,
+                    t.shape,
+                    strided(t),
+                )
                 lazy = result.is_conj() or result.is_neg()
                 if fits and k not in self.held and not overlapping(result) and not lazy:
                     made[k] = result
@@ -301,9 +303,15 @@ class Trial:
 
         def call(*args: Any) -> Any:
             if not made:
-                made.append(torchair.compile(
-                    fn, args, config=self._config(), dynamic=self.dynamic, on_mismatch="recompile"
-                ))  # fmt: skip
+                made.append(
+                    torchair.compile(
+                        fn,
+                        args,
+                        config=self._config(),
+                        dynamic=self.dynamic,
+                        on_mismatch="recompile",
+                    )
+                )
             return made[0](*args)
 
         return call

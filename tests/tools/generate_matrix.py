@@ -102,9 +102,12 @@ def tokens(model: Any, cache: str, way: str, steps: int, helper: Any) -> torch.T
     if cache == "static":
         chosen["cache_implementation"] = "static"
     return model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=steps, disable_compile=True,
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=steps,
+        disable_compile=True,
         **chosen,
-    )  # fmt: skip
+    )
 
 
 def outcomes(name: str, steps: int, ways: Any = WAYS) -> Iterator[Outcome]:

@@ -66,9 +66,7 @@ class LlamaBlock(nn.Module):
             for name, n in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads))
         )
         cos, sin, half = cos.unsqueeze(1), sin.unsqueeze(1), self.size // 2
-        q, k = (
-            z * cos + torch.cat((-z[..., half:], z[..., :half]), -1) * sin for z in (q, k)
-        )
+        q, k = (z * cos + torch.cat((-z[..., half:], z[..., :half]), -1) * sin for z in (q, k))
         k, v = self.repeated(k), self.repeated(v)
         scores = torch.matmul(q, k.transpose(2, 3)) * self.size**-0.5 + mask
         shares = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)

@@ -133,9 +133,7 @@ def normalized(text: str) -> list[str]:
 
 def _without_place(line: str) -> str:
     """A source comment without file, line number and the marks under the expression."""
-    return re.sub(
-        r'^# File ".*?", line \w+, in (\w+) +(.*?)(?: +[~^]+)?$', r"# File \1: \2", line
-    )
+    return re.sub(r'^# File ".*?", line \w+, in (\w+) +(.*?)(?: +[~^]+)?$', r"# File \1: \2", line)
 
 
 def first_dump(folder: Path, kind: str = "py", stage: str = "original") -> str:

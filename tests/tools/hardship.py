@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 import torchair
-from torchair.codegen import kept
+from torchair.codegen import kernel_cache
 from torchair.codegen.cpu.target import cpu
 from torchair.errors import TorchairError
 from torchair.inference import cache_compile
@@ -66,12 +66,12 @@ class Kernels:
 
     def produce(self) -> None:
         """Write all files anew."""
-        kept.store().clear()
+        kernel_cache.store().clear()
         self.use()
 
     def use(self) -> str:
         """Run what the files hold, as a process does that begins now."""
-        kept._store.cache_clear()
+        kernel_cache._store.cache_clear()
         cpu.cache_clear()
         return check(torchair.compile(Net(), X))
 
@@ -224,9 +224,12 @@ def read_only(subject: Subject, count: int, chance: random.Random) -> Counter[st
 
 
 HARDSHIPS = {
-    "killed writers": killed, "flipped bits": flipped, "two at once": at_once, "full disk": full,
+    "killed writers": killed,
+    "flipped bits": flipped,
+    "two at once": at_once,
+    "full disk": full,
     "read-only": read_only,
-}  # fmt: skip
+}
 
 
 def run(counts: dict[str, int], seed: int = 0) -> dict[tuple[str, str], Counter[str]]:

@@ -14,8 +14,8 @@ import pytest
 
 from torchair.engine.compile import GraphCompiler
 from torchair.engine.inspect.check import check_graph, check_plan
-from torchair.engine.plan.family import Member
 from torchair.engine.plan.records import Plan
+from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.run.lanes import Watch
 from torchair.engine.session import TorchNpuGraph
 
@@ -151,7 +151,7 @@ def nothing_found() -> Iterator[None]:
 
     def planned(self: GraphCompiler, *args: Any) -> Any:
         plan = plan_graph(self, *args)
-        assert check_plan(plan.plan() if isinstance(plan, Member) else plan) == []
+        assert check_plan(plan.plan() if isinstance(plan, ShapePlan) else plan) == []
         return plan
 
     with (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Imports point strictly down this table; rooms of one layer do not import each other. The empty
+# Imports point strictly down this table; packages of one layer do not import each other. The empty
 # name is the package's own `__init__`, on top of all. `flags` is below `log`, which reads its level
 # there; `store` writes files for `trace`.
 LAYERS: dict[int, tuple[str, ...]] = {
@@ -47,7 +47,7 @@ INNER: dict[str, dict[int, tuple[str, ...]]] = {
         8: ("target",),
         7: ("generators", "trial"),
         6: ("attention", "nest", "run"),
-        5: ("conv", "driver", "gate", "identity", "matmul"),
+        5: ("conv", "driver", "native_guard", "identity", "matmul"),
         4: ("jit",),
         3: ("image", "openmp"),
         2: ("layouts", "link", "templates"),
@@ -62,21 +62,27 @@ INNER: dict[str, dict[int, tuple[str, ...]]] = {
     },
 }
 
-# Rooms inside of a room that only these may know, beside themselves: the text of kernels is written
-# for any target, targets do not know each other, and the engine asks them by what all of them are.
-# `compile` has the table of targets. What the host itself does in native code is the CPU's: tests
-# of arguments (`held`, `contents`), threads of lanes, plans from files (`recipe`).
+# Packages inside of a package that only these may know, beside themselves: the text of kernels is
+# written for any target, targets do not know each other, and the engine asks them by what all of
+# them are. `compile` has the table of targets. What the host itself does in native code is the
+# CPU's: tests of arguments (`frozen`, `contents`), threads of lanes, plans from files (`recipe`).
 KNOWN_TO: dict[str, tuple[str, ...]] = {
     "torchair.codegen.cpu": (
-        "torchair.engine.compile", "torchair.engine.packaged", "torchair.engine.run.contents",
-        "torchair.engine.run.held", "torchair.engine.run.lanes", "torchair.engine.run.recipe",
+        "torchair.engine.compile",
+        "torchair.engine.packaged",
+        "torchair.engine.run.contents",
+        "torchair.engine.run.frozen",
+        "torchair.engine.run.lanes",
+        "torchair.engine.run.recipe",
         "torchair.capture",
     ),
     "torchair.codegen.cuda": (
-        "torchair.engine.compile", "torchair.engine.packaged", "torchair.engine.inspect.dry_run",
+        "torchair.engine.compile",
+        "torchair.engine.packaged",
+        "torchair.engine.inspect.dry_run",
         "torchair.capture",
     ),
-}  # fmt: skip
+}
 
 # Lines of the engine that name a kind of device: the table of targets, and whose addresses the host
 # can read. Everything else is asked of the target or of the streams of the device.

@@ -1,4 +1,4 @@
-"""Run one operator through its lowering rule and compare it with the catalogue's torch kernel.
+"""Run one operator through its lowering rule and compare it with the operator table's torch kernel.
 
 The operator becomes a graph of one node. Tensors feed it as graph inputs, anything else as a
 constant. With `dynamic` equal sizes of the inputs share a symbol, so that one kernel serves
@@ -17,7 +17,7 @@ from cuda_tools import run_nest_on_gpu
 from torchair.codegen.cpu.jit import Library, host, run_kernel
 from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import Nest, simplify, with_words
-from torchair.codegen.numbers import Book
+from torchair.codegen.sizes import GuardSet
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import Machine
 from torchair.engine.lower import Operand, build_nest, single
@@ -115,7 +115,7 @@ class OneNode:
     # ---- what is right ----
 
     def expected(self, wide: bool = False) -> list[torch.Tensor]:
-        """Results of the catalogue's kernel, of float64 inputs if `wide`."""
+        """Results of the operator table's kernel, of float64 inputs if `wide`."""
         row = row_of(self.op_type)
         assert row is not None
         tensors = dict(self.feeds)
@@ -140,18 +140,18 @@ class OneNode:
                     assert found.setdefault(str(d), n) == n, "sizes do not fit the graph"
         return found
 
-    def compile(self, machine: Machine, permuted: bool = False) -> tuple[Kernel, Book]:
+    def compile(self, machine: Machine, permuted: bool = False) -> tuple[Kernel, GuardSet]:
         """The kernel for the inputs given at first; results may be stored with dims reversed."""
-        nest, book = self.nest(permuted)
-        return print_nest(nest, machine), book
+        nest, guards = self.nest(permuted)
+        return print_nest(nest, machine), guards
 
-    def nest(self, permuted: bool = False) -> tuple[Nest, Book]:
+    def nest(self, permuted: bool = False) -> tuple[Nest, GuardSet]:
         """What is printed for them, and what it takes from the sizes."""
-        book = Book()
+        guards = GuardSet()
         hosts = [n for _, n in self.hosts]
         env: dict[str, Any] = self.sizes([t for _, t in self.feeds], hosts)
         if self.dynamic:
-            env = {name: book.number(n) for name, n in env.items()}
+            env = {name: guards.variable(n) for name, n in env.items()}
 
         def fact(value: Value) -> Fact:
             content = value.content
@@ -171,7 +171,7 @@ class OneNode:
             strides = strides or contiguous_strides(shape)
             operands[value] = Operand(len(operands), TYPES[value.dtype], shape, strides)
         nest = build_nest(single(self.node), operands, self.results, fact)
-        return with_words(simplify(nest), lambda n: book.word(n, len(operands))), book
+        return with_words(simplify(nest), lambda n: guards.word(n, len(operands))), guards
 
     def operand_tensors(self) -> Iterator[tuple[Value, torch.Tensor]]:
         """Values that live in memory besides the results: the inputs and constants with dims."""
@@ -190,10 +190,10 @@ class OneNode:
     ) -> list[torch.Tensor]:
         """Results of the generated kernel on other inputs, on those given at first if there are
         none. With `permuted` they are stored as if their dims were reversed."""
-        nest, book = self.nest(permuted)
+        nest, guards = self.nest(permuted)
         given = list(inputs) or [t for _, t in self.feeds]
         env = self.sizes(given, hosts or [n for _, n in self.hosts])
-        words = book.recipe()(list(env.values()) if self.dynamic else [])
+        words = guards.recipe()(list(env.values()) if self.dynamic else [])
         assert words is not None, "the kernel is not made for these sizes"
         tensors = given + [t for _, t in self.operand_tensors()][len(given) :]
         results = [self._result(v, env, permuted, tensors) for v in self.results]
@@ -262,7 +262,7 @@ def assert_as_good(got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) 
 
 
 def check_node(one: OneNode, threads: Sequence[int] = (1, 3), **options: Any) -> None:
-    """The kernel of a node gives what the catalogue gives, with these numbers of threads."""
+    """The kernel of a node gives what the operator table gives, with these numbers of threads."""
     assert one.declined is None, one.declined
     eager, truth = one.expected(), one.expected(wide=True)
     for count in threads:

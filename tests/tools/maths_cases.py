@@ -33,10 +33,16 @@ TORCH_NAMES = (
 
 
 UNARY: dict[str, Callable[[Array], Array]] = {name: of_torch(name) for name in TORCH_NAMES} | {
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "silu": silu, "gelu": gelu,
-}  # fmt: skip
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "silu": silu,
+    "gelu": gelu,
+}
 
 
 BINARY: dict[str, tuple[Callable[[Array, Array], Array], float]] = {
-    "pow": (np.power, 0.6), "atan2": (np.arctan2, 0.6), "fmod": (np.fmod, 0.0),
-}  # fmt: skip
+    "pow": (np.power, 0.6),
+    "atan2": (np.arctan2, 0.6),
+    "fmod": (np.fmod, 0.0),
+}

@@ -1,4 +1,4 @@
-"""Run the native kernels of a graph one by one and compare each with the catalogue's kernels.
+"""Run the native kernels of a graph one by one and compare each with the operator table's kernels.
 
 Every unit gets the operands that the oracle computed, in the layouts that the planner chose, and
 its results are judged by the same nodes run in float64. So a fault is found in the unit it is in.
@@ -17,7 +17,7 @@ import torch
 from like_eager import twin
 from torchair.codegen.cpu.jit import run_kernel
 from torchair.codegen.cpu.target import cpu
-from torchair.codegen.program import SIZES_AT, Native, Room
+from torchair.codegen.program import SIZES_AT, AuxMemory, Native
 from torchair.engine.fuse.units import Fusion, Unit
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
@@ -196,14 +196,16 @@ def run_unit(one: Emitted, env: Tensors, natives: Recorder, threads: int) -> Ten
     scratch = torch.empty(code.scratch * threads + 64, dtype=torch.uint8)
     fault = torch.zeros(1, dtype=torch.int64)
     room = scratch.data_ptr() + -scratch.data_ptr() % 64
-    special = {Room.SCRATCH: room, Room.FAULT: fault.data_ptr()}
+    special = {AuxMemory.SCRATCH: room, AuxMemory.FAULT: fault.data_ptr()}
     values, words = [*one.unit.inputs, *one.unit.outputs], []
     for word, x in enumerate(one.call.arguments):
         if x.content is not None and (word in code.pack or x.content != "own"):
             constant = one.call.constants[word]
             words.append(natives.packed(constant, code.pack.get(word)).data_ptr())
         else:
-            words.append(special[x.of] if isinstance(x.of, Room) else memory[values[x.of]].address)
+            words.append(
+                special[x.of] if isinstance(x.of, AuxMemory) else memory[values[x.of]].address
+            )
     if one.call.numbers:
         words += [0] * (SIZES_AT - len(words)) + list(one.call.numbers)
     run_kernel(cpu().library, code.kernel, words, threads)

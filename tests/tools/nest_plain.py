@@ -11,7 +11,7 @@ import numpy as np
 from torchair.codegen.cpu.jit import Library, host, run_kernel
 from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import Access, Expr, Nest, Store, expressions, with_words
-from torchair.codegen.numbers import Size, Word
+from torchair.codegen.sizes import Size, Word
 from torchair.codegen.text.writer import Machine
 
 NUMPY: dict[str, Any] = {
@@ -104,8 +104,13 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
 }  # fmt: skip
 REDUCE: dict[str, Callable[..., Any]] = {
-    "sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all,
-}  # fmt: skip
+    "sum": np.sum,
+    "prod": np.prod,
+    "max": np.max,
+    "min": np.min,
+    "any": np.any,
+    "all": np.all,
+}
 
 
 class Plain:

@@ -36,9 +36,18 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 
 
 def each_batch(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, hidden: Any = None, lengths: Any = None,
-    key_lengths: Any = None, shift: Any = None, first: bool = False, sink: Any = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    hidden: Any = None,
+    lengths: Any = None,
+    key_lengths: Any = None,
+    shift: Any = None,
+    first: bool = False,
+    sink: Any = None,
+) -> tuple[Tensor, Tensor]:
     """Results and sums of all batches; `hidden(b, queries, keys)` tells what is not seen."""
     batches, heads, room, _ = q.shape
     out = torch.zeros(batches, heads, room, v.shape[-1], dtype=torch.float64)
@@ -75,64 +84,87 @@ def _fusion(layout: str, **options: Any) -> Any:
     return lambda q, k, v: npu.npu_fusion_attention(q, k, v, 4, layout, scale=0.4, **options)[0]
 
 
-FUSION = [
-    Case(
-        f"fusion-{layout}",
-        _fusion(layout),
-        tuple(laid_out(x, layout) for x in (Q, K2, V2)),
-        lambda q, k, v, layout=layout: laid_out(each_batch(Q, K2, V2, 0.4)[0], layout),
-    )
-    for layout in ("BSH", "SBH", "BSND", "BNSD")
-] + [
-    Case(
-        f"fusion-mode-{mode}",
-        lambda q, k, v, m, mode=mode: npu.npu_fusion_attention(
-            q, k, v, 4, "BNSD", scale=0.4, sparse_mode=mode, atten_mask=m, pre_tockens=2,
-            next_tockens=1,
-        )[0],
-        (Q, K, V, TRIANGLE),
-        lambda q, k, v, m, rule=rule: each_batch(q, k, v, 0.4, hidden=rule)[0],
-    )
-    for mode, rule in ((2, causal(False)), (3, causal(True)), (4, causal(True, 2, 1)))
-] + [
-    Case(
-        "fusion-mask",
-        lambda q, k, v, m, p: npu.npu_fusion_attention(
-            q, k, v, 4, "BNSD", p, None, m, 0.4, pre_tockens=3
+FUSION = (
+    [
+        Case(
+            f"fusion-{layout}",
+            _fusion(layout),
+            tuple(laid_out(x, layout) for x in (Q, K2, V2)),
+            lambda q, k, v, layout=layout: laid_out(each_batch(Q, K2, V2, 0.4)[0], layout),
+        )
+        for layout in ("BSH", "SBH", "BSND", "BNSD")
+    ]
+    + [
+        Case(
+            f"fusion-mode-{mode}",
+            lambda q, k, v, m, mode=mode: npu.npu_fusion_attention(
+                q,
+                k,
+                v,
+                4,
+                "BNSD",
+                scale=0.4,
+                sparse_mode=mode,
+                atten_mask=m,
+                pre_tockens=2,
+                next_tockens=1,
+            )[0],
+            (Q, K, V, TRIANGLE),
+            lambda q, k, v, m, rule=rule: each_batch(q, k, v, 0.4, hidden=rule)[0],
+        )
+        for mode, rule in ((2, causal(False)), (3, causal(True)), (4, causal(True, 2, 1)))
+    ]
+    + [
+        Case(
+            "fusion-mask",
+            lambda q, k, v, m, p: npu.npu_fusion_attention(
+                q, k, v, 4, "BNSD", p, None, m, 0.4, pre_tockens=3
+            ),
+            (Q, K, V, MASK, SHIFT),
+            lambda q, k, v, m, p: _with_statistics(q, k, v, m, p),
         ),
-        (Q, K, V, MASK, SHIFT),
-        lambda q, k, v, m, p: _with_statistics(q, k, v, m, p),
-    ),
-    Case(
-        "fusion-prefix",
-        lambda q, k, v: npu.npu_fusion_attention(
-            q, k, v, 4, "BNSD", scale=0.4, sparse_mode=6, prefix=[4, 6]
-        )[0],
-        (Q, K[:, :, :5], V[:, :, :5]),
-        lambda q, k, v: each_batch(
-            q, k, v, 0.4,
-            hidden=lambda b, s, t: causal(True)(b, s, t) & (torch.arange(t) >= (4, 6)[b]),
-        )[0],
-    ),
-    Case(
-        "fusion-ragged",
-        lambda q, k, v, m: npu.npu_fusion_attention(
-            q, k, v, 4, "TND", scale=0.4, sparse_mode=3, atten_mask=m,
-            actual_seq_qlen=[2, 5, 9], actual_seq_kvlen=[3, 8, 12],
-        )[0],
-        (randn(9, 4, 8), randn(12, 2, 8, seed=1), randn(12, 2, 8, seed=2), TRIANGLE),
-        lambda q, k, v, m: _ragged(q, k, v, (2, 5, 9), (3, 8, 12), causal(True))[0],
-    ),
-    Case(
-        "fusion-bfloat16",
-        _fusion("BSND"),
-        tuple(laid_out(x, "BSND").to(BF16) for x in (Q, K, V)),
-        lambda q, k, v: laid_out(
-            each_batch(*(laid_out(x, "BSND") for x in (q, k, v)), 0.4)[0], "BSND"
+        Case(
+            "fusion-prefix",
+            lambda q, k, v: npu.npu_fusion_attention(
+                q, k, v, 4, "BNSD", scale=0.4, sparse_mode=6, prefix=[4, 6]
+            )[0],
+            (Q, K[:, :, :5], V[:, :, :5]),
+            lambda q, k, v: each_batch(
+                q,
+                k,
+                v,
+                0.4,
+                hidden=lambda b, s, t: causal(True)(b, s, t) & (torch.arange(t) >= (4, 6)[b]),
+            )[0],
         ),
-        rough=HALF,
-    ),
-]  # fmt: skip
+        Case(
+            "fusion-ragged",
+            lambda q, k, v, m: npu.npu_fusion_attention(
+                q,
+                k,
+                v,
+                4,
+                "TND",
+                scale=0.4,
+                sparse_mode=3,
+                atten_mask=m,
+                actual_seq_qlen=[2, 5, 9],
+                actual_seq_kvlen=[3, 8, 12],
+            )[0],
+            (randn(9, 4, 8), randn(12, 2, 8, seed=1), randn(12, 2, 8, seed=2), TRIANGLE),
+            lambda q, k, v, m: _ragged(q, k, v, (2, 5, 9), (3, 8, 12), causal(True))[0],
+        ),
+        Case(
+            "fusion-bfloat16",
+            _fusion("BSND"),
+            tuple(laid_out(x, "BSND").to(BF16) for x in (Q, K, V)),
+            lambda q, k, v: laid_out(
+                each_batch(*(laid_out(x, "BSND") for x in (q, k, v)), 0.4)[0], "BSND"
+            ),
+            rough=HALF,
+        ),
+    ]
+)
 
 
 def _with_statistics(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, pse: Tensor) -> Any:
@@ -186,7 +218,13 @@ PROMPTS = [
     Case(
         "prompt-mask",
         lambda q, k, v, m: npu.npu_prompt_flash_attention(
-            q, k, v, atten_mask=m, num_heads=4, scale_value=0.4, input_layout="BNSD",
+            q,
+            k,
+            v,
+            atten_mask=m,
+            num_heads=4,
+            scale_value=0.4,
+            input_layout="BNSD",
             next_tokens=FAR,
         ),
         (Q, K, V, MASK),
@@ -211,8 +249,16 @@ PROMPTS = [
     Case(
         "prompt-lengths",
         lambda q, k, v, m: npu.npu_prompt_flash_attention(
-            q, k, v, num_heads=4, scale_value=0.4, input_layout="BNSD", sparse_mode=3,
-            actual_seq_lengths=[3, 5], actual_seq_lengths_kv=[6, 5], atten_mask=m,
+            q,
+            k,
+            v,
+            num_heads=4,
+            scale_value=0.4,
+            input_layout="BNSD",
+            sparse_mode=3,
+            actual_seq_lengths=[3, 5],
+            actual_seq_lengths_kv=[6, 5],
+            atten_mask=m,
         ),
         (Q, K, V, TRIANGLE),
         lambda q, k, v, m: each_batch(
@@ -222,7 +268,13 @@ PROMPTS = [
     Case(
         "prompt-int8-result",
         lambda q, k, v, s, o: npu.npu_prompt_flash_attention(
-            q, k, v, num_heads=4, scale_value=0.4, input_layout="BNSD", quant_scale2=s,
+            q,
+            k,
+            v,
+            num_heads=4,
+            scale_value=0.4,
+            input_layout="BNSD",
+            quant_scale2=s,
             quant_offset2=o,
         ),
         (Q, K, V, torch.tensor([60.0]), torch.tensor([3.0])),
@@ -230,7 +282,7 @@ PROMPTS = [
             each_batch(q, k, v, 0.4)[0] * 60 + 3, -128, 127
         ).reshape(2, 4, 5, 8),
     ),
-]  # fmt: skip
+]
 
 
 # ---- one token after the other ----
@@ -266,7 +318,13 @@ STEPS = [
     Case(
         f"step-{layout}",
         lambda q, k, v, layout=layout: npu.npu_incre_flash_attention(
-            q, k, v, num_heads=4, scale_value=0.4, input_layout=layout, num_key_value_heads=2,
+            q,
+            k,
+            v,
+            num_heads=4,
+            scale_value=0.4,
+            input_layout=layout,
+            num_key_value_heads=2,
             actual_seq_lengths=[9, 1, 4],
         ),
         tuple(laid_out(x, layout) for x in (ONE, CK, CV)),
@@ -279,7 +337,13 @@ STEPS = [
     Case(
         "step-mask",
         lambda q, k, v, m: npu.npu_incre_flash_attention(
-            q, k, v, num_heads=4, scale_value=0.4, input_layout="BNSD", num_key_value_heads=2,
+            q,
+            k,
+            v,
+            num_heads=4,
+            scale_value=0.4,
+            input_layout="BNSD",
+            num_key_value_heads=2,
             atten_mask=m,
         ),
         (ONE, CK, CV, MASK.reshape(-1)[:27].reshape(3, 9)),
@@ -289,8 +353,16 @@ STEPS = [
         Case(
             f"step-pages-{name}",
             lambda q, k, v, t: npu.npu_incre_flash_attention(
-                q, k, v, num_heads=4, scale_value=0.4, input_layout="BSH", num_key_value_heads=2,
-                actual_seq_lengths=[9, 5, 4], block_table=t, block_size=4,
+                q,
+                k,
+                v,
+                num_heads=4,
+                scale_value=0.4,
+                input_layout="BSH",
+                num_key_value_heads=2,
+                actual_seq_lengths=[9, 5, 4],
+                block_table=t,
+                block_size=4,
             ),
             (bsh(ONE), paged(CK), paged(CV), TABLE),
             lambda q, k, v, t: bsh(each_batch(ONE, CK, CV, 0.4, key_lengths=(9, 5, 4))[0]),
@@ -300,30 +372,50 @@ STEPS = [
     Case(
         "step-int8",
         lambda q, k, v, s, o: npu.npu_incre_flash_attention(
-            q, k, v, num_heads=4, scale_value=0.4, input_layout="BNSD", num_key_value_heads=2,
-            antiquant_scale=s, antiquant_offset=o,
+            q,
+            k,
+            v,
+            num_heads=4,
+            scale_value=0.4,
+            input_layout="BNSD",
+            num_key_value_heads=2,
+            antiquant_scale=s,
+            antiquant_offset=o,
         ),
         (ONE, _stored(CK, SCALE[0], OFFSET[0]), _stored(CV, SCALE[1], OFFSET[1]), SCALE, OFFSET),
-        lambda q, k, v, s, o: each_batch(
-            q, (k.double() + 3) * 0.02, (v.double() - 2) * 0.03, 0.4
-        )[0],
+        lambda q, k, v, s, o: each_batch(q, (k.double() + 3) * 0.02, (v.double() - 2) * 0.03, 0.4)[
+            0
+        ],
     ),
     Case(
         "step-int8-features",
         lambda q, k, v, s: npu.npu_incre_flash_attention(
-            q, k, v, num_heads=4, scale_value=0.4, input_layout="BNSD", num_key_value_heads=2,
+            q,
+            k,
+            v,
+            num_heads=4,
+            scale_value=0.4,
+            input_layout="BNSD",
+            num_key_value_heads=2,
             antiquant_scale=s,
         ),
         (ONE, randint(-99, 99, 3, 2, 9, 8), randint(-99, 99, 3, 2, 9, 8), PER_FEATURE),
-        lambda q, k, v, s: each_batch(
-            q, _times(k, s[0], 2, 1, 8), _times(v, s[1], 2, 1, 8), 0.4
-        )[0],
+        lambda q, k, v, s: each_batch(q, _times(k, s[0], 2, 1, 8), _times(v, s[1], 2, 1, 8), 0.4)[
+            0
+        ],
     ),
     Case(
         "step-padding",
         lambda q, k, v, p: npu.npu_incre_flash_attention(
-            q, k, v, num_heads=4, scale_value=0.4, input_layout="BNSD", num_key_value_heads=2,
-            actual_seq_lengths=[3, 5, 4], kv_padding_size=p,
+            q,
+            k,
+            v,
+            num_heads=4,
+            scale_value=0.4,
+            input_layout="BNSD",
+            num_key_value_heads=2,
+            actual_seq_lengths=[3, 5, 4],
+            kv_padding_size=p,
         ),
         (ONE, CK, CV, torch.tensor([2])),
         lambda q, k, v, p: torch.cat(
@@ -333,7 +425,7 @@ STEPS = [
             ]
         ),
     ),
-]  # fmt: skip
+]
 
 
 # ---- both ----
@@ -373,8 +465,11 @@ FUSED = [
     Case(
         "fused-ragged",
         lambda q, k, v, m: _fused(
-            input_layout="TND", actual_seq_lengths=[2, 5, 9], softmax_lse_flag=True,
-            actual_seq_lengths_kv=[3, 8, 12], sparse_mode=3,
+            input_layout="TND",
+            actual_seq_lengths=[2, 5, 9],
+            softmax_lse_flag=True,
+            actual_seq_lengths_kv=[3, 8, 12],
+            sparse_mode=3,
         )(q, k, v, atten_mask=m),
         (*_RAGGED, TRIANGLE),
         lambda q, k, v, m: _ragged(q, k, v, (2, 5, 9), (3, 8, 12), causal(True)),
@@ -382,8 +477,12 @@ FUSED = [
     Case(
         "fused-ragged-band",
         lambda q, k, v: _fused(
-            input_layout="NTD_TND", actual_seq_lengths=[2, 5, 9],
-            actual_seq_lengths_kv=[3, 8, 12], sparse_mode=4, pre_tokens=1, next_tokens=1,
+            input_layout="NTD_TND",
+            actual_seq_lengths=[2, 5, 9],
+            actual_seq_lengths_kv=[3, 8, 12],
+            sparse_mode=4,
+            pre_tokens=1,
+            next_tokens=1,
         )(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))[0],
         _RAGGED,
         lambda q, k, v: _ragged(q, k, v, (2, 5, 9), (3, 8, 12), causal(True, 1, 1))[0],
@@ -391,8 +490,12 @@ FUSED = [
     Case(
         "fused-ragged-pages",
         lambda q, k, v, t: _fused(
-            input_layout="TND", actual_seq_lengths=[2, 3, 5], actual_seq_lengths_kv=[9, 5, 4],
-            block_table=t, block_size=4, sparse_mode=3,
+            input_layout="TND",
+            actual_seq_lengths=[2, 3, 5],
+            actual_seq_lengths_kv=[9, 5, 4],
+            block_table=t,
+            block_size=4,
+            sparse_mode=3,
         )(q, k, v)[0],
         (randn(5, 4, 8), flat_pages(CK), flat_pages(CV), TABLE),
         lambda q, k, v, t: torch.cat(
@@ -415,8 +518,10 @@ FUSED = [
         )[0],
         (Q2, K2, V2, K2[:1, :, :3] + 1, V2[:1, :, :3] - 1),
         lambda q, k, v, a, b: each_batch(
-            q, torch.cat([a[:, :, :2].expand(2, -1, -1, -1), k], 2),
-            torch.cat([b[:, :, :2].expand(2, -1, -1, -1), v], 2), 0.4,
+            q,
+            torch.cat([a[:, :, :2].expand(2, -1, -1, -1), k], 2),
+            torch.cat([b[:, :, :2].expand(2, -1, -1, -1), v], 2),
+            0.4,
         )[0],
     ),
     Case(
@@ -433,8 +538,11 @@ FUSED = [
             input_layout="BNSD", key_antiquant_mode=1, value_antiquant_mode=1
         )(q, k, v, key_antiquant_scale=s, value_antiquant_scale=t)[0],
         (
-            ONE, randint(-99, 99, 3, 2, 9, 8), randint(-99, 99, 3, 2, 9, 8),
-            randn(3, 9).abs() / 50, randn(3, 9, seed=1).abs() / 50,
+            ONE,
+            randint(-99, 99, 3, 2, 9, 8),
+            randint(-99, 99, 3, 2, 9, 8),
+            randn(3, 9).abs() / 50,
+            randn(3, 9, seed=1).abs() / 50,
         ),
         lambda q, k, v, s, t: each_batch(
             q, _times(k, s, 3, 1, 9, 1), _times(v, t, 3, 1, 9, 1), 0.4
@@ -443,9 +551,18 @@ FUSED = [
     Case(
         "fused_v2",
         lambda q, k, v, s: npu.npu_fused_infer_attention_score_v2(
-            q, k, v, num_query_heads=4, num_key_value_heads=2, softmax_scale=0.4,
-            input_layout="BNSD", learnable_sink=s, return_softmax_lse=True, sparse_mode=2,
-            actual_seq_qlen=[5, 4], actual_seq_kvlen=[7, 7],
+            q,
+            k,
+            v,
+            num_query_heads=4,
+            num_key_value_heads=2,
+            softmax_scale=0.4,
+            input_layout="BNSD",
+            learnable_sink=s,
+            return_softmax_lse=True,
+            sparse_mode=2,
+            actual_seq_qlen=[5, 4],
+            actual_seq_kvlen=[7, 7],
         ),
         (Q2, K2, V2, randn(4)),
         lambda q, k, v, s: each_batch(
@@ -471,7 +588,7 @@ FUSED = [
         lambda q, k, v, s: each_batch(q, _nibbles(k) * 0.2, _nibbles(v) * 0.2, 0.4)[0],
         generic=True,
     ),
-]  # fmt: skip
+]
 
 
 def _nibbles(x: Tensor) -> Tensor:

@@ -32,8 +32,9 @@ def _scatter(mode: Any, functional: bool = False) -> Any:
 
 def _written(blocked: bool) -> Any:
     return lambda key, value, kc, vc, slots: (
-        ref.written(kc, key, slots, blocked), ref.written(vc, value, slots, blocked)
-    )  # fmt: skip
+        ref.written(kc, key, slots, blocked),
+        ref.written(vc, value, slots, blocked),
+    )
 
 
 def _reshape(key: Tensor, value: Tensor, kc: Tensor, vc: Tensor, slots: Tensor) -> Any:
@@ -285,15 +286,21 @@ LATENT = [
             *x[:7], k_rope_scale=x[7], c_kv_scale=x[8], cache_mode="PA_NZ"
         )[:2],
         (
-            randn(1, 1, 1, 96), randn(64), randn(1, 1, 1, 32), randn(1, 1, 1, 32, seed=1),
-            torch.tensor([5]), randint(-9, 9, 2, 4, 1, 32), randint(-9, 9, 2, 4, 1, 64),
-            randn(32).abs() * 20, randn(64).abs() * 20,
+            randn(1, 1, 1, 96),
+            randn(64),
+            randn(1, 1, 1, 32),
+            randn(1, 1, 1, 32, seed=1),
+            torch.tensor([5]),
+            randint(-9, 9, 2, 4, 1, 32),
+            randint(-9, 9, 2, 4, 1, 64),
+            randn(32).abs() * 20,
+            randn(64).abs() * 20,
         ),
         lambda kv, g, c, s, i, kc, vc, ks, vs: ref.latent_caches(
             ref.latent(kv, g, c, s, 1e-5), i, (kc, vc), "PA_NZ", (ks, vs)
         ),
     ),
-]  # fmt: skip
+]
 
 WIDTH, HEADS = 32, (3, 2, 2)
 QKV = (
@@ -329,9 +336,7 @@ TOGETHER = [
     Case("qkv", _qkv_in_place, (*QKV, *QKV_CACHES), lambda *x: _qkv_expected(*x)),
     Case(
         "qkv-functional",
-        lambda *x: npu.npu_qkv_rms_norm_rope_cache_functional(
-            *x, _SIZE, HEADS, is_output_qkv=True
-        ),
+        lambda *x: npu.npu_qkv_rms_norm_rope_cache_functional(*x, _SIZE, HEADS, is_output_qkv=True),
         (*QKV, *QKV_CACHES),
         lambda *x: _qkv_expected(*x),
     ),
@@ -339,18 +344,27 @@ TOGETHER = [
         "qkv-int8",
         _qkv_int8,
         (
-            *QKV, randint(-9, 9, 3, 2, 4, 32), randint(-9, 9, 3, 2, 4, 32),
-            randn(2, 32).abs() / 9 + 0.05, randn(2, 32, seed=1).abs() / 9 + 0.05,
+            *QKV,
+            randint(-9, 9, 3, 2, 4, 32),
+            randint(-9, 9, 3, 2, 4, 32),
+            randn(2, 32).abs() / 9 + 0.05,
+            randn(2, 32, seed=1).abs() / 9 + 0.05,
         ),
         lambda *x: _qkv_expected(*x)[1],
     ),
-]  # fmt: skip
+]
 
 
 def _rope_quant(
-    x: Tensor, cos: Tensor, sin: Tensor, kc: Tensor, vc: Tensor, index: Tensor, *rest: Tensor,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kc: Tensor,
+    vc: Tensor,
+    index: Tensor,
+    *rest: Tensor,
     page: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     ks, vs, *offsets = rest
     q, k, v = (p.double().reshape(2, 3, -1, 8) for p in x.split([32, 16, 16], -1))
     q, k = rotary(q, cos, sin, "half"), rotary(k, cos, sin, "half")
@@ -378,16 +392,18 @@ ROPES = [
             *x[:8], [32, 16, 16], offset_k=x[8], offset_v=x[9], kv_output=True
         ),
         (
-            *ROPE_QUANT, *ROPE_CACHES, torch.tensor([5, 0], dtype=torch.int32), *ROPE_SCALES,
-            randn(8), randn(8, seed=1),
+            *ROPE_QUANT,
+            *ROPE_CACHES,
+            torch.tensor([5, 0], dtype=torch.int32),
+            *ROPE_SCALES,
+            randn(8),
+            randn(8, seed=1),
         ),
         _rope_quant,
     ),
     Case(
         "rope_quant-page",
-        lambda *x: npu.npu_rope_quant_kvcache(
-            *x, [32, 16, 16], kv_output=True, cache_mode="page"
-        ),
+        lambda *x: npu.npu_rope_quant_kvcache(*x, [32, 16, 16], kv_output=True, cache_mode="page"),
         (*ROPE_QUANT, *ROPE_CACHES, torch.tensor([5, -1, 15, 0, 2, 7]), *ROPE_SCALES),
         lambda *x: _rope_quant(*x, page=True),
     ),
@@ -397,15 +413,26 @@ ROPES = [
             *x[:8], [32, 16, 16], weight_scale=x[8], activation_scale=x[9], bias=x[10]
         )[3:],
         (
-            randint(-90, 90, 2, 3, 64, dtype=torch.int32), *ROPE_QUANT[1:], *ROPE_CACHES,
-            torch.tensor([5, 0]), *ROPE_SCALES, randn(64).abs() / 50, randn(6).abs(),
+            randint(-90, 90, 2, 3, 64, dtype=torch.int32),
+            *ROPE_QUANT[1:],
+            *ROPE_CACHES,
+            torch.tensor([5, 0]),
+            *ROPE_SCALES,
+            randn(64).abs() / 50,
+            randn(6).abs(),
             randint(-9, 9, 64, dtype=torch.int32),
         ),
         lambda x, c, s, kc, vc, i, ks, vs, w, a, b: _rope_quant(
-            (x.double() + b.double()) * w.double() * a.double().reshape(2, 3, 1), c, s, kc, vc, i,
-            ks, vs,
+            (x.double() + b.double()) * w.double() * a.double().reshape(2, 3, 1),
+            c,
+            s,
+            kc,
+            vc,
+            i,
+            ks,
+            vs,
         )[3:],
     ),
-]  # fmt: skip
+]
 
 CASES = [*WRITES, *READS, *OTHERS, *LATENT, *TOGETHER, *ROPES]

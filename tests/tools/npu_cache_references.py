@@ -54,9 +54,12 @@ def latent(
 
 
 def latent_caches(
-    parts: tuple[Tensor, Tensor], index: Tensor, caches: Sequence[Tensor], mode: str,
+    parts: tuple[Tensor, Tensor],
+    index: Tensor,
+    caches: Sequence[Tensor],
+    mode: str,
     scales: Sequence[Any] = (None, None),
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     made = []
     for part, cache, scale in zip(parts, caches, scales, strict=True):
         rows = part if scale is None else rounded(part * scale.double())

@@ -86,7 +86,9 @@ NORMS = [
         "rms_norm_backward",
         npu.npu_rms_norm_backward,
         (
-            randn(5, 8, seed=1), randn(5, 8), randn(8),
+            randn(5, 8, seed=1),
+            randn(5, 8),
+            randn(8),
             reference.rms_norm(randn(5, 8), randn(8), 1e-6)[1].float(),
         ),
         lambda dy, x, g, rstd: _norm_gradient(dy, x, g),
@@ -104,7 +106,7 @@ NORMS = [
         lambda a, b, g: (*reference.rms_norm(a + b, g, 1e-6), a.double() + b.double()),
         rough=HALF,
     ),
-]  # fmt: skip
+]
 
 
 def _norm_gradient(dy: Tensor, x: Tensor, gamma: Tensor) -> tuple[Tensor, ...]:
@@ -341,7 +343,7 @@ QUANTS = [
         _patterns,
         rough=0,
     ),
-]  # fmt: skip
+]
 
 
 # ---- products ----
@@ -593,11 +595,9 @@ EXPERTS = [
         (randn(12, 8), _BIAS, _WEIGHTS, _PLACES.view(2, 6).t().reshape(-1).contiguous(), _EXPERTS),
         lambda x, c, s, p, e: reference.finalize_routing(x, (), c, s, _PLACES, e),
     ),
-]  # fmt: skip
+]
 
-CASES = [
-    *NORMS, *ACTIVATIONS, *ROTARY, *FORMATS, *SCATTERS, *QUANTS, *PRODUCTS, *GROUPED, *EXPERTS
-]  # fmt: skip
+CASES = [*NORMS, *ACTIVATIONS, *ROTARY, *FORMATS, *SCATTERS, *QUANTS, *PRODUCTS, *GROUPED, *EXPERTS]
 
 MODULES = (
     "npu_attention_cases",

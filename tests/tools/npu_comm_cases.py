@@ -15,9 +15,7 @@ Tensor = torch.Tensor
 product = reference.product
 _X, _W, _BIAS = randn(4, 8, dtype=BF16), randn(8, 6, dtype=BF16), randn(6, dtype=BF16)
 _X8, _W8, _SX, _SW = randint(-9, 9, 4, 8), randint(-9, 9, 8, 6), randn(4).abs(), randn(6).abs()
-_F8 = tuple(
-    t.to(torch.float8_e4m3fn).view(torch.uint8) for t in (randn(4, 8), randn(8, 6, seed=1))
-)
+_F8 = tuple(t.to(torch.float8_e4m3fn).view(torch.uint8) for t in (randn(4, 8), randn(8, 6, seed=1)))
 
 
 def f8(x: Tensor) -> Tensor:
@@ -170,7 +168,8 @@ GROUPED = [
             )[0],
             (
                 _GX.to(torch.float8_e4m3fn).view(torch.uint8),
-                _GW.to(torch.float8_e4m3fn).view(torch.uint8), torch.tensor([0.5]),
+                _GW.to(torch.float8_e4m3fn).view(torch.uint8),
+                torch.tensor([0.5]),
                 torch.tensor([2.0]),
             ),
             lambda x, w, s, t: _grouped(f8(x), f8(w)),
@@ -178,7 +177,7 @@ GROUPED = [
         )
         for name in ("alltoallv_quant_gmm", "quant_gmm_alltoallv")
     ),
-]  # fmt: skip
+]
 
 
 # ---- tokens to their experts and back ----

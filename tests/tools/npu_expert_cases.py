@@ -34,8 +34,13 @@ GATING = [
         ("softmax", dict(), dict()),
         (
             "deepseek",
-            dict(k_group=2, group_count=4, group_select_mode=1, norm_type=1,
-                 routed_scaling_factor=2.5),
+            dict(
+                k_group=2,
+                group_count=4,
+                group_select_mode=1,
+                norm_type=1,
+                routed_scaling_factor=2.5,
+            ),
             dict(groups=4, kept=2, two=True, sigmoid=True, factor=2.5),
         ),
         (
@@ -58,7 +63,8 @@ GATING = [
         (_LOGITS, torch.tensor([1, 0, 2, 1, 1]), torch.tensor([[3, 4], [15, 0], [7, 2]])),
         lambda x, i, t: (
             x.double().sigmoid().gather(1, t[i])
-            / x.double().sigmoid().gather(1, t[i]).sum(1, keepdim=True), t[i],
+            / x.double().sigmoid().gather(1, t[i]).sum(1, keepdim=True),
+            t[i],
         ),
         generic=True,
     ),
@@ -83,7 +89,7 @@ GATING = [
         (torch.tensor([0, 0, 2, 2, 2, 4], dtype=torch.int32),),
         lambda e: torch.tensor([2, 2, 5, 5, 6]),
     ),
-]  # fmt: skip
+]
 
 _X, _E = randn(6, 40, dtype=BF16), choices(6, 8, 3)
 
@@ -169,8 +175,10 @@ ROUTING = [
         lambda x, e: _init(x, e, quant_mode=6)[0],
         (_X, _E),
         lambda x, e: torch.tensor(
-            [[formats.nearest_hifloat8(v) for v in row]
-             for row in reference.routing(x, e, 0, 8, 18)[0].tolist()]
+            [
+                [formats.nearest_hifloat8(v) for v in row]
+                for row in reference.routing(x, e, 0, 8, 18)[0].tolist()
+            ]
         ),
         rough=0,
     ),
@@ -186,7 +194,7 @@ ROUTING = [
         (randn(2, 8), torch.zeros(2, 2, dtype=torch.int32)),
         lambda x, e: (torch.zeros(4, 8), torch.full((4,), -1), torch.zeros(2)),
     ),
-]  # fmt: skip
+]
 
 PERMUTE = [
     Case(
@@ -232,7 +240,8 @@ PERMUTE = [
         (randn(7, 4), torch.tensor([[2, 0, 1], [1, 3, 0]]), randn(7)),
         lambda x, c, s: (
             *(t.double()[reference.re_routing(c.tolist())] for t in (x, s)),
-            torch.tensor(reference.re_routing(c.tolist())), torch.tensor([3, 3, 1]),
+            torch.tensor(reference.re_routing(c.tolist())),
+            torch.tensor([3, 3, 1]),
         ),
     ),
     Case(
@@ -240,14 +249,17 @@ PERMUTE = [
         lambda x, c: npu.npu_moe_re_routing(x, c, idx_type=1, expert_token_num_type=0)[2:],
         (randn(7, 4), torch.tensor([[2, 0, 1], [1, 3, 0]])),
         lambda x, c: (
-            torch.tensor(reference.re_routing(c.tolist())).argsort(), torch.tensor([3, 6, 7])
+            torch.tensor(reference.re_routing(c.tolist())).argsort(),
+            torch.tensor([3, 6, 7]),
         ),
     ),
     Case(
         "update_expert-rank",
         lambda e, t: npu.npu_moe_update_expert(e, t, local_rank_id=2, world_size=4)[0],
-        (torch.tensor([[0, 1], [2, 1]], dtype=torch.int32),
-         torch.tensor([[1, 9, 0, 0], [2, 4, 5, 0], [3, 6, 7, 8]], dtype=torch.int32)),
+        (
+            torch.tensor([[0, 1], [2, 1]], dtype=torch.int32),
+            torch.tensor([[1, 9, 0, 0], [2, 4, 5, 0], [3, 6, 7, 8]], dtype=torch.int32),
+        ),
         lambda e, t: torch.tensor([[9, 5], [7, 5]]),
     ),
     Case(
@@ -255,15 +267,18 @@ PERMUTE = [
         lambda e, t, s, p, m: npu.npu_moe_update_expert(
             e, t, expert_scales=s, pruning_threshold=p, active_mask=m, balance_mode=1
         ),
-        (torch.tensor([[1, 2], [1, 2], [1, 0]]),
-         torch.tensor([[1, 9, 0, 0], [2, 4, 5, 0], [3, 6, 7, 8]], dtype=torch.int32),
-         torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4]]), torch.tensor([[0.0, 0.3]]),
-         torch.tensor([True, True, False])),
+        (
+            torch.tensor([[1, 2], [1, 2], [1, 0]]),
+            torch.tensor([[1, 9, 0, 0], [2, 4, 5, 0], [3, 6, 7, 8]], dtype=torch.int32),
+            torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4]]),
+            torch.tensor([[0.0, 0.3]]),
+            torch.tensor([True, True, False]),
+        ),
         lambda e, t, s, p, m: (
             torch.tensor([[4, 6], [5, 7], [4, 9]]),
             torch.tensor([[True, False], [True, True], [False, False]]),
         ),
     ),
-]  # fmt: skip
+]
 
 CASES = [*GATING, *ROUTING, *PERMUTE]

@@ -19,9 +19,16 @@ def _weights(row: Sequence[float], sigmoid: bool) -> list[float]:
 
 
 def gating(
-    x: Tensor, k: int, bias: Tensor | None = None, groups: int = 1, kept: int = 1,
-    two: bool = False, sigmoid: bool = False, renorm: bool = False, factor: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    k: int,
+    bias: Tensor | None = None,
+    groups: int = 1,
+    kept: int = 1,
+    two: bool = False,
+    sigmoid: bool = False,
+    renorm: bool = False,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
     shift = [0.0] * x.shape[1] if bias is None else bias.double().tolist()
     ys, chosen, all_ = [], [], []
     for row in x.double().tolist():

@@ -21,8 +21,10 @@ def float_values(name: str) -> list[float]:
     for code in range(2 ** (exponent_bits + mantissa_bits)):
         exponent, mantissa = divmod(code, 2**mantissa_bits)
         fraction = mantissa / 2**mantissa_bits
-        value = fraction * 2.0 ** (1 - bias) if exponent == 0 else (1 + fraction) * 2.0 ** (
-            exponent - bias
+        value = (
+            fraction * 2.0 ** (1 - bias)
+            if exponent == 0
+            else (1 + fraction) * 2.0 ** (exponent - bias)
         )
         found.append(value)
     lost = {"e4m3": 1, "e5m2": 4}.get(name, 0)  # codes of infinity and of no number
@@ -57,9 +59,10 @@ def hifloat8_values() -> dict[int, float]:
             value = 1 + int(bits[4:], 2) / 8
         else:
             prefix, size = next(
-                (p, n) for p, n in (("001", 1), ("01", 2), ("10", 3), ("11", 4))
+                (p, n)
+                for p, n in (("001", 1), ("01", 2), ("10", 3), ("11", 4))
                 if bits.startswith(p)
-            )  # fmt: skip
+            )
             rest = bits[len(prefix) :]
             field, mantissa = rest[:size], rest[size:]
             exponent = int("1" + field[1:], 2) * (-1 if field[0] == "1" else 1)

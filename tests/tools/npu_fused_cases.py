@@ -252,9 +252,9 @@ GATES = [
         "clipped_swiglu",
         lambda x, g: npu.npu_clipped_swiglu(x, group_index=g, alpha=0.7, limit=1.0, bias=1.2),
         (randn(6, 8) * 2, torch.tensor([1, 0, 3])),
-        lambda x, g: torch.cat([
-            ref.clipped(x[:4, ::2], x[:4, 1::2], 0.7, 1.0, 1.2), torch.zeros(2, 4)
-        ]),
+        lambda x, g: torch.cat(
+            [ref.clipped(x[:4, ::2], x[:4, 1::2], 0.7, 1.0, 1.2), torch.zeros(2, 4)]
+        ),
     ),
     Case(
         "clipped_swiglu-halves",
@@ -287,27 +287,45 @@ GATES = [
     Case(
         "dequant_swiglu_quant-groups",
         lambda x, w, a, q, g: npu.npu_dequant_swiglu_quant(
-            x, weight_scale=w, activation_scale=a, quant_scale=q, group_index=g, quant_mode=1,
+            x,
+            weight_scale=w,
+            activation_scale=a,
+            quant_scale=q,
+            group_index=g,
+            quant_mode=1,
             swiglu_mode=1,
         ),
         (
-            ROWS, randn(3, 16).abs() / 9, randn(6, 1).abs(), randn(3, 8).abs() + 0.1, COUNTS,
+            ROWS,
+            randn(3, 16).abs() / 9,
+            randn(6, 1).abs(),
+            randn(3, 8).abs() + 0.1,
+            COUNTS,
         ),
         lambda x, w, a, q, g: ref.in_groups(
             [2, 1, 2],
-            lambda k, r: ref.row_quant(_dequant(x[r], w[k], a[r], mode=1) * q[k].double()), 6,
+            lambda k, r: ref.row_quant(_dequant(x[r], w[k], a[r], mode=1) * q[k].double()),
+            6,
         ),
     ),
     Case(
         "dequant_swiglu_quant-static-groups",
         lambda x, w, q, o, g: npu.npu_dequant_swiglu_quant(
-            x, weight_scale=w, quant_scale=q, quant_offset=o, group_index=g, swiglu_mode=2,
-            glu_alpha=1.5, clamp_limit=0.5, glu_bias=2.0,
+            x,
+            weight_scale=w,
+            quant_scale=q,
+            quant_offset=o,
+            group_index=g,
+            swiglu_mode=2,
+            glu_alpha=1.5,
+            clamp_limit=0.5,
+            glu_bias=2.0,
         ),
         (ROWS, randn(3, 16).abs() / 9, randn(3).abs() + 0.1, randn(3), COUNTS),
         lambda x, w, q, o, g: ref.in_groups(
             [2, 1, 2],
-            lambda k, r: _static(_dequant(x[r], w[k], mode=2), q[k].double(), o[k].double()), 6,
+            lambda k, r: _static(_dequant(x[r], w[k], mode=2), q[k].double(), o[k].double()),
+            6,
         ),
     ),
     Case(
@@ -325,7 +343,8 @@ GATES = [
             [2, 3],
             lambda k, r: _static(
                 ref.silu(x[r, 8:].double()) * x[r, :8], 1 / s[k].double(), o[k].double()
-            ), 5,
+            ),
+            5,
         ),
         generic=True,
     ),
@@ -352,7 +371,7 @@ GATES = [
         (randn(3, 16), SMOOTH * 40, BETA),
         lambda x, s, o: ref.rounded(ref.gelu(x, True) * s.double() + o.double()),
     ),
-]  # fmt: skip
+]
 
 COS, SIN = randn(2, 3, 1, 8), randn(2, 3, 1, 8, seed=1)
 CACHE = randn(9, 12)
@@ -381,24 +400,26 @@ ROPES = [
             lambda q, k, c, s, layout=layout, mode=mode: npu.npu_apply_rotary_pos_emb(
                 q, k, c, s, layout, mode
             ),
-            tuple(t.transpose(*swap).contiguous() for t in (
-                randn(2, 3, 4, 8), randn(2, 3, 1, 8, seed=5), COS, SIN
-            )),
+            tuple(
+                t.transpose(*swap).contiguous()
+                for t in (randn(2, 3, 4, 8), randn(2, 3, 1, 8, seed=5), COS, SIN)
+            ),
             lambda q, k, c, s, mode=mode: (
-                reference.rotary(q, c, s, mode), reference.rotary(k, c, s, mode)
+                reference.rotary(q, c, s, mode),
+                reference.rotary(k, c, s, mode),
             ),
         )
         for layout, mode, swap in (
-            ("BSND", "half", (0, 0)), ("BNSD", "quarter", (1, 2)), ("SBND", "interleave", (0, 1))
+            ("BSND", "half", (0, 0)),
+            ("BNSD", "quarter", (1, 2)),
+            ("SBND", "interleave", (0, 1)),
         )
     ),
     Case(
         "apply_rotary-TND",
         lambda q, k, c, s: npu.npu_apply_rotary_pos_emb(q, k, c, s, "TND"),
         (randn(3, 4, 8, dtype=F16), randn(3, 2, 8, dtype=F16), COS[0].half(), SIN[0].half()),
-        lambda q, k, c, s: (
-            reference.rotary(q, c, s, "half"), reference.rotary(k, c, s, "half")
-        ),
+        lambda q, k, c, s: (reference.rotary(q, c, s, "half"), reference.rotary(k, c, s, "half")),
         rough=5e-3,
     ),
     Case(
@@ -434,6 +455,6 @@ ROPES = [
         )
         for neox in (True, False)
     ),
-]  # fmt: skip
+]
 
 CASES = [*NORMS, *GATES, *ROPES]

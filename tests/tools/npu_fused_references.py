@@ -67,9 +67,11 @@ def gelu(x: Tensor, tanh: bool) -> Tensor:
     x = x.double()
     if tanh:
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return x * 0.5 * (1 + torch.tensor([math.erf(v / math.sqrt(2)) for v in x.reshape(-1)]).reshape(
-        x.shape
-    ))  # fmt: skip
+    return (
+        x
+        * 0.5
+        * (1 + torch.tensor([math.erf(v / math.sqrt(2)) for v in x.reshape(-1)]).reshape(x.shape))
+    )
 
 
 def fast_gelu(x: Tensor) -> Tensor:
@@ -118,9 +120,14 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool) -> Tensor:
 
 
 def mrope(
-    positions: Tensor, x: Tensor, cache: Tensor, size: int, sections: Sequence[int],
-    neighbours: bool, alternate: bool,
-) -> Tensor:  # fmt: skip
+    positions: Tensor,
+    x: Tensor,
+    cache: Tensor,
+    size: int,
+    sections: Sequence[int],
+    neighbours: bool,
+    alternate: bool,
+) -> Tensor:
     tokens, half = x.shape[0], cache.shape[1] // 2
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t in range(tokens):

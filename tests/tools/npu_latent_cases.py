@@ -50,9 +50,13 @@ def _dense_expected(q: Tensor, k: Tensor, w: Tensor, *lengths: Tensor) -> Any:
 
 def _paged_expected(q: Tensor, k: Tensor, w: Tensor, *more: Tensor) -> Any:
     found, _ = _indexed(
-        q.flatten(0, 1), w.flatten(0, 1), lambda b, t: _page(k, b, t), [(0, 3, 5), (3, 2, 7)], 9,
+        q.flatten(0, 1),
+        w.flatten(0, 1),
+        lambda b, t: _page(k, b, t),
+        [(0, 3, 5), (3, 2, 7)],
+        9,
         causal=False,
-    )  # fmt: skip
+    )
     return found.reshape(2, 3, 1, 9)
 
 
@@ -72,8 +76,15 @@ INDEX = [
     Case(
         "indexer-pages",
         lambda q, k, w, a, b, t: npu.npu_lightning_indexer(
-            q, k, w, actual_seq_lengths_query=a, actual_seq_lengths_key=b, block_table=t,
-            layout_key="PA_BSND", sparse_count=9, sparse_mode=0,
+            q,
+            k,
+            w,
+            actual_seq_lengths_query=a,
+            actual_seq_lengths_key=b,
+            block_table=t,
+            layout_key="PA_BSND",
+            sparse_count=9,
+            sparse_mode=0,
         )[0],
         (QUERY, PAGES, WEIGHTS, Q_LENGTHS, K_LENGTHS, TABLE),
         _paged_expected,
@@ -81,16 +92,31 @@ INDEX = [
     Case(
         "quant_indexer",
         lambda q, k, w, qs, ks, a, b: npu.npu_quant_lightning_indexer(
-            q, k, w, qs, ks, 0, 0, actual_seq_lengths_query=a, actual_seq_lengths_key=b,
-            layout_query="TND", layout_key="TND", sparse_count=3,
+            q,
+            k,
+            w,
+            qs,
+            ks,
+            0,
+            0,
+            actual_seq_lengths_query=a,
+            actual_seq_lengths_key=b,
+            layout_query="TND",
+            layout_key="TND",
+            sparse_count=3,
         ),
         (
-            randint(-9, 9, 3, 4, 8), randint(-9, 9, 9, 1, 8), randn(3, 4), randn(3, 4).abs(),
-            randn(9, 1).abs(), Q_ENDS, K_ENDS,
+            randint(-9, 9, 3, 4, 8),
+            randint(-9, 9, 9, 1, 8),
+            randn(3, 4),
+            randn(3, 4).abs(),
+            randn(9, 1).abs(),
+            Q_ENDS,
+            K_ENDS,
         ),
         _quant_expected,
     ),
-]  # fmt: skip
+]
 
 # ---- attention over chosen keys ----
 
@@ -105,10 +131,18 @@ def _rows(q: Tensor, k: Any, v: Any, chosen: Tensor, spans: Any, **how: Any) -> 
     for b, (start, queries, keys) in enumerate(spans):
         for i in range(queries):
             seen = keys - queries + i + 1 if how.get("causal", True) else keys
-            found.append(ref.sparse_row(
-                q[start + i], k(b), v(b), chosen[start + i, 0].tolist(), how.get("block", 1), seen,
-                0.3, how.get("sinks"),
-            ))  # fmt: skip
+            found.append(
+                ref.sparse_row(
+                    q[start + i],
+                    k(b),
+                    v(b),
+                    chosen[start + i, 0].tolist(),
+                    how.get("block", 1),
+                    seen,
+                    0.3,
+                    how.get("sinks"),
+                )
+            )
     return found
 
 
@@ -116,10 +150,14 @@ def _sparse_expected(
     q: Tensor, k: Tensor, chosen: Tensor, qr: Tensor, kr: Tensor, sinks: Tensor
 ) -> Any:
     rows = _rows(
-        torch.cat([q, qr], -1).flatten(0, 1), lambda b: torch.cat([k, kr], -1)[b, :, 0],
-        lambda b: k[b, :, 0], chosen.flatten(0, 1), [(0, 3, 7), (3, 3, 7)], sinks=sinks,
+        torch.cat([q, qr], -1).flatten(0, 1),
+        lambda b: torch.cat([k, kr], -1)[b, :, 0],
+        lambda b: k[b, :, 0],
+        chosen.flatten(0, 1),
+        [(0, 3, 7), (3, 3, 7)],
+        sinks=sinks,
         causal=True,
-    )  # fmt: skip
+    )
     out, tops, sums = (torch.stack([r[n] for r in rows]) for n in range(3))
     return out.reshape(2, 3, 4, 8), tops.reshape(2, 1, 3, 4), sums.reshape(2, 1, 3, 4)
 
@@ -144,9 +182,12 @@ def _bytes_expected(q: Tensor, key: Tensor, chosen: Tensor) -> Tensor:
     latent = LATENT.double() * TILES.double().repeat_interleave(8, -1)
     whole = torch.cat([latent, K_ROPE.double()], -1)
     rows = _rows(
-        q.flatten(0, 1), lambda b: whole[b, :, 0], lambda b: latent[b, :, 0],
-        chosen.flatten(0, 1), [(0, 3, 7), (3, 3, 7)],
-    )  # fmt: skip
+        q.flatten(0, 1),
+        lambda b: whole[b, :, 0],
+        lambda b: latent[b, :, 0],
+        chosen.flatten(0, 1),
+        [(0, 3, 7), (3, 3, 7)],
+    )
     return torch.stack([r[0] for r in rows]).reshape(2, 3, 4, 16)
 
 
@@ -154,8 +195,16 @@ SPARSE = [
     Case(
         "sparse",
         lambda q, k, c, qr, kr, s: npu.npu_sparse_flash_attention(
-            q, k, k, c, 0.3, query_rope=qr, key_rope=kr, attention_mode=2,
-            return_softmax_lse=True, sinks=s,
+            q,
+            k,
+            k,
+            c,
+            0.3,
+            query_rope=qr,
+            key_rope=kr,
+            attention_mode=2,
+            return_softmax_lse=True,
+            sinks=s,
         ),
         (QUERY, KEY, CHOSEN, Q_ROPE, K_ROPE, randn(4)),
         _sparse_expected,
@@ -163,8 +212,18 @@ SPARSE = [
     Case(
         "sparse-blocks",
         lambda q, k, c, a, b, t: npu.npu_sparse_flash_attention(
-            q, k, k, c, 0.3, actual_seq_lengths_query=a, actual_seq_lengths_kv=b, block_table=t,
-            sparse_block_size=2, layout_query="TND", layout_kv="PA_BSND", sparse_mode=0,
+            q,
+            k,
+            k,
+            c,
+            0.3,
+            actual_seq_lengths_query=a,
+            actual_seq_lengths_kv=b,
+            block_table=t,
+            sparse_block_size=2,
+            layout_query="TND",
+            layout_kv="PA_BSND",
+            sparse_mode=0,
         )[0],
         (randn(3, 4, 8), PAGES, BLOCKS, Q_ENDS, torch.tensor([4, 5]).int(), TABLE),
         _blocks_expected,
@@ -177,13 +236,18 @@ SPARSE = [
         (randn(2, 3, 4, 22) / 4, BYTES, CHOSEN),
         _bytes_expected,
     ),
-]  # fmt: skip
+]
 
 # ---- what stands before latent attention ----
 
 WEIGHTS_MLA = (
-    randn(24, 12) / 4, randn(12, 30) / 3, randn(3, 6, 16), randn(24, 20) / 4, randn(12), randn(16),
-)  # fmt: skip
+    randn(24, 12) / 4,
+    randn(12, 30) / 3,
+    randn(3, 6, 16),
+    randn(24, 20) / 4,
+    randn(12),
+    randn(16),
+)
 ANGLES = randn(4, 4), randn(4, 4, seed=1)
 X, SLOTS = randn(4, 24), torch.tensor([5, 0, -1, 11])
 CACHES = randn(3, 4, 1, 16), randn(3, 4, 1, 4)
@@ -224,9 +288,11 @@ def _second_expected(*x: Any) -> Any:
     made = _made(*x)
     shape = (2, 2, 3)
     return (
-        made["query"].reshape(*shape, 16), made["rope"].reshape(*shape, 4),
-        *_pages(made, x[10:], x[9]), torch.zeros(1),
-    )  # fmt: skip
+        made["query"].reshape(*shape, 16),
+        made["rope"].reshape(*shape, 4),
+        *_pages(made, x[10:], x[9]),
+        torch.zeros(1),
+    )
 
 
 def _int8_expected(*x: Any) -> Any:
@@ -288,19 +354,27 @@ PROLOG = [
         "mla_prolog_v2",
         npu.npu_mla_prolog_v2,
         (
-            X.view(2, 2, 24), *WEIGHTS_MLA, *(a.view(2, 2, 4) for a in ANGLES),
-            SLOTS.view(2, 2), *CACHES,
+            X.view(2, 2, 24),
+            *WEIGHTS_MLA,
+            *(a.view(2, 2, 4) for a in ANGLES),
+            SLOTS.view(2, 2),
+            *CACHES,
         ),
         _second_expected,
     ),
     Case(
         "mla_prolog-int8-weight",
-        lambda *x: npu.npu_mla_prolog(
-            *x[:12], dequant_scale_w_uq_qr=x[12], smooth_scales_cq=x[13]
-        ),
+        lambda *x: npu.npu_mla_prolog(*x[:12], dequant_scale_w_uq_qr=x[12], smooth_scales_cq=x[13]),
         (
-            X, WEIGHTS_MLA[0], randint(-90, 90, 12, 30), *WEIGHTS_MLA[2:], *ANGLES, SLOTS,
-            *CACHES, randn(1, 30).abs() / 90, randn(1, 12).abs() + 0.5,
+            X,
+            WEIGHTS_MLA[0],
+            randint(-90, 90, 12, 30),
+            *WEIGHTS_MLA[2:],
+            *ANGLES,
+            SLOTS,
+            *CACHES,
+            randn(1, 30).abs() / 90,
+            randn(1, 12).abs() + 0.5,
         ),
         _int8_expected,
     ),
@@ -316,6 +390,6 @@ PROLOG = [
         (X, *WEIGHTS_MLA, *ANGLES, *CACHES, SLOTS),
         _third_expected,
     ),
-]  # fmt: skip
+]
 
 CASES = [*INDEX, *SPARSE, *PROLOG]

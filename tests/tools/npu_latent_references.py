@@ -26,9 +26,15 @@ def best_keys(
 
 
 def sparse_row(
-    query: Tensor, key: Tensor, value: Tensor, chosen: Sequence[int], block: int, seen: int,
-    scale: float, sinks: Any = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    chosen: Sequence[int],
+    block: int,
+    seen: int,
+    scale: float,
+    sinks: Any = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """One query, (heads, features), over the keys, (positions, features), of the chosen blocks."""
     places = [b * block + i for b in chosen if b >= 0 for i in range(block)]
     places = [p for p in places if p < seen]
@@ -51,10 +57,19 @@ def interleave_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def prolog(
-    x: Tensor, dq: Tensor, uq: Tensor, uk: Tensor, dkv: Tensor, gq: Tensor, gkv: Tensor,
-    sin: Tensor, cos: Tensor, factors: Sequence[float] = (1.0, 1.0), uq_scale: Any = None,
+    x: Tensor,
+    dq: Tensor,
+    uq: Tensor,
+    uk: Tensor,
+    dkv: Tensor,
+    gq: Tensor,
+    gkv: Tensor,
+    sin: Tensor,
+    cos: Tensor,
+    factors: Sequence[float] = (1.0, 1.0),
+    uq_scale: Any = None,
     smooth: Any = None,
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     """One row of x for each token: queries, their rotary part, latent keys, their rotary part."""
     x, sin, cos = x.double(), sin.double(), cos.double()
     heads, width, _ = uk.shape

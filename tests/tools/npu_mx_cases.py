@@ -42,8 +42,12 @@ MX = [
         rough=0,
     )
     for kind, axis, alg, dtype in (
-        (E2M1, -1, 0, BF16), (E1M2, -1, 0, F16), (E4M3, 1, 0, BF16), (E5M2, 0, 0, F16),
-        (E4M3, -1, 1, BF16), (E2M1, -1, 1, BF16),
+        (E2M1, -1, 0, BF16),
+        (E1M2, -1, 0, F16),
+        (E4M3, 1, 0, BF16),
+        (E5M2, 0, 0, F16),
+        (E4M3, -1, 1, BF16),
+        (E2M1, -1, 1, BF16),
     )
 ] + [
     Case(
@@ -135,9 +139,10 @@ def _block_mx(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
                 along[b, i : i + 32, j // 32] = e + 127
                 across[b, i // 32, j : j + 32] = e + 127
     return (
-        formats.pairs(codes), along.unflatten(-1, (-1, 2)),
+        formats.pairs(codes),
+        along.unflatten(-1, (-1, 2)),
         across.unflatten(1, (-1, 2)).movedim(2, -1),
-    )  # fmt: skip
+    )
 
 
 def _two_levels(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,8 +187,8 @@ def _tiles(
                 tile = part[i : i + height, j : j + width]
                 scale = max(float(tile.float().abs().max()) / top, least)
                 made = [[code(float(v) / (scale or 1)) for v in row] for row in tile]
-                y.reshape(-1, *x.shape[-2:])[index, i : i + height, j : j + width] = (
-                    torch.tensor(made, dtype=torch.float64)
+                y.reshape(-1, *x.shape[-2:])[index, i : i + height, j : j + width] = torch.tensor(
+                    made, dtype=torch.float64
                 )
                 scales.reshape(-1, *scales.shape[-2:])[index, i // height, j // width] = scale
     return y, scales
@@ -234,8 +239,10 @@ BLOCKS = [
 
 
 def _grouped_tiles(x: Tensor) -> tuple[Tensor, Tensor]:
-    parts = [_tiles(x[a:b], 2, 8, 57344, lambda v: formats.nearest_code(v, "e5m2"))
-             for a, b in ((0, 3), (3, 5))]  # fmt: skip
+    parts = [
+        _tiles(x[a:b], 2, 8, 57344, lambda v: formats.nearest_code(v, "e5m2"))
+        for a, b in ((0, 3), (3, 5))
+    ]
     scales = torch.zeros(5, 2, dtype=torch.float64)
     scales[0:2], scales[3:4] = parts[0][1], parts[1][1]
     return torch.cat([parts[0][0], parts[1][0]]), scales

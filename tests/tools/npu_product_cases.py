@@ -116,8 +116,11 @@ FUSED = [
         Case(
             f"fused_matmul-{op}",
             lambda a, b, c, d, op=op: npu.npu_fused_matmul(
-                a, b, bias=c if "gelu" not in op else None,
-                x3=d if op in ("add", "mul") else None, fused_op_type=op,
+                a,
+                b,
+                bias=c if "gelu" not in op else None,
+                x3=d if op in ("add", "mul") else None,
+                fused_op_type=op,
             ),
             (randn(2, 5, 8), randn(8, 6), randn(6), randn(2, 5, 6)),
             lambda a, b, c, d, op=op: _fused(op)(
@@ -171,22 +174,28 @@ DEQUANT = [
         ),
         (randn(4, 16, dtype=F16), _W8, _S8, randint(-99, 99, 6, dtype=torch.int32)),
         lambda x, w, s, b: (
-            product((x.float() / torch.full((1,), 0.05)).round().clamp(-128, 127), w.t())
-            + b.double()
-        ) * 0.05 * s.double(),
+            (
+                product((x.float() / torch.full((1,), 0.05)).round().clamp(-128, 127), w.t())
+                + b.double()
+            )
+            * 0.05
+            * s.double()
+        ),
         rough=0.01,
     ),
     Case(
         "quant_grouped_matmul_dequant",
         npu.npu_quant_grouped_matmul_dequant,
         (
-            randn(5, 16, dtype=F16), randint(-128, 128, 3, 6, 16), randn(3, 6).abs() / 100,
+            randn(5, 16, dtype=F16),
+            randint(-128, 128, 3, 6, 16),
+            randn(3, 6).abs() / 100,
             torch.tensor([2, 2, 5]),
         ),
         lambda x, w, s, g: torch.cat([_dequant(x[:2], w[0], s[0]), _dequant(x[2:], w[2], s[2])]),
         rough=0.01,
     ),
-]  # fmt: skip
+]
 
 _K = 70
 _XM, _XS, _XV = _mx(randn(_K, 5), "e4m3", 0)
@@ -207,9 +216,12 @@ _G2, _G2S, _G2V = _grouped_mx(randn(_K, 6, seed=1))
 
 def add_quant_matmul(y: Tensor, a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
     return npu.npu_add_quant_matmul(
-        y, a.view(torch.float8_e4m3fn), b.view(torch.float8_e4m3fn),
-        t.view(torch.float8_e8m0fnu), x1_scale=s.view(torch.float8_e8m0fnu),
-    )  # fmt: skip
+        y,
+        a.view(torch.float8_e4m3fn),
+        b.view(torch.float8_e4m3fn),
+        t.view(torch.float8_e8m0fnu),
+        x1_scale=s.view(torch.float8_e8m0fnu),
+    )
 
 
 ADDED = [
@@ -222,26 +234,46 @@ ADDED = [
     Case(
         "add_quant_matmul-hifloat8",
         lambda y, a, b: npu.npu_add_quant_matmul(
-            y, a, b, torch.full((1,), 0.5), x1_scale=torch.full((1,), 2.0), x1_dtype=HIF8,
+            y,
+            a,
+            b,
+            torch.full((1,), 0.5),
+            x1_scale=torch.full((1,), 2.0),
+            x1_dtype=HIF8,
             x2_dtype=HIF8,
         ),
-        (randn(2, 3), torch.full((4, 2), 0x08, dtype=torch.uint8),
-         torch.full((4, 3), 0x0C, dtype=torch.uint8)),
+        (
+            randn(2, 3),
+            torch.full((4, 2), 0x08, dtype=torch.uint8),
+            torch.full((4, 3), 0x0C, dtype=torch.uint8),
+        ),
         lambda y, a, b: y.double() + 4 * 1.0 * 1.5,
     ),
     Case(
         "add_quant_gmm",
         lambda y, a, b, s, t, g: npu.npu_add_quant_gmm(
-            y, a.view(torch.float8_e5m2).t(), b.view(torch.float8_e5m2), t, g, x1_scale=s,
-            x1_scale_dtype=293, x2_scale_dtype=293,
+            y,
+            a.view(torch.float8_e5m2).t(),
+            b.view(torch.float8_e5m2),
+            t,
+            g,
+            x1_scale=s,
+            x1_scale_dtype=293,
+            x2_scale_dtype=293,
         ),
         (randn(3, 5, 6), _G1, _G2, _G1S, _G2S, torch.tensor([3, 3, 70])),
-        lambda y, a, b, s, t, g: y.double() + torch.stack(
-            [product(_G1V[:3].t(), _G2V[:3]), torch.zeros(5, 6),
-             product(_G1V[3:].t(), _G2V[3:])]
+        lambda y, a, b, s, t, g: (
+            y.double()
+            + torch.stack(
+                [
+                    product(_G1V[:3].t(), _G2V[:3]),
+                    torch.zeros(5, 6),
+                    product(_G1V[3:].t(), _G2V[3:]),
+                ]
+            )
         ),
     ),
-]  # fmt: skip
+]
 
 
 # ---- the same in place ----
@@ -260,15 +292,20 @@ def _lora_in_place(y: Tensor, x: Tensor, b: Tensor, i: Tensor, a: Tensor) -> Ten
 
 def _groups_in_place(y: Tensor, a: Tensor, b: Tensor, s: Tensor, t: Tensor, g: Tensor) -> Tensor:
     return npu.npu_add_quant_gmm_(
-        y, a.view(torch.float8_e5m2).t(), b.view(torch.float8_e5m2),
-        t.view(torch.float8_e8m0fnu), g, x1_scale=s.view(torch.float8_e8m0fnu),
-    )  # fmt: skip
+        y,
+        a.view(torch.float8_e5m2).t(),
+        b.view(torch.float8_e5m2),
+        t.view(torch.float8_e8m0fnu),
+        g,
+        x1_scale=s.view(torch.float8_e8m0fnu),
+    )
 
 
 UPDATES = {
-    "add_quant_matmul": _added_in_place, "add_quant_gmm": _groups_in_place,
+    "add_quant_matmul": _added_in_place,
+    "add_quant_gmm": _groups_in_place,
     "batch_gather_matmul": _lora_in_place,
-}  # fmt: skip
+}
 IN_PLACE = [
     Case(
         f"{case.name}_",
@@ -276,7 +313,8 @@ IN_PLACE = [
         case.inputs,
         case.expected,
     )
-    for case in [*ADDED, *FUSED] if case.name in UPDATES
+    for case in [*ADDED, *FUSED]
+    if case.name in UPDATES
 ]
 
 
@@ -342,12 +380,23 @@ GROUPED = [
     ),
     Case(
         "grouped_matmul_swiglu_quant_v2-mx",
-        lambda x, w, s, t, g: as_bytes(npu.npu_grouped_matmul_swiglu_quant_v2(
-            x.view(torch.float8_e4m3fn), [w.view(torch.float8_e4m3fn)], [s], t, g,
-            quant_dtype=torch.float8_e4m3fn, x_scale_dtype=293, weight_scale_dtype=293,
-        ))[1],
+        lambda x, w, s, t, g: as_bytes(
+            npu.npu_grouped_matmul_swiglu_quant_v2(
+                x.view(torch.float8_e4m3fn),
+                [w.view(torch.float8_e4m3fn)],
+                [s],
+                t,
+                g,
+                quant_dtype=torch.float8_e4m3fn,
+                x_scale_dtype=293,
+                weight_scale_dtype=293,
+            )
+        )[1],
         (
-            _MXX, torch.stack([w[0] for w in _MXW]), torch.stack([w[1] for w in _MXW]), _MXXS,
+            _MXX,
+            torch.stack([w[0] for w in _MXW]),
+            torch.stack([w[1] for w in _MXW]),
+            _MXXS,
             _GROUPS,
         ),
         lambda x, w, s, t, g: formats.mx(
@@ -358,11 +407,26 @@ GROUPED = [
     Case(
         "grouped_matmul_finalize_routing",
         lambda x, w, g, s, t, shared, logit, index: npu.npu_grouped_matmul_finalize_routing(
-            x, w, g, scale=s, pertoken_scale=t, shared_input=shared, logit=logit,
-            row_index=index, shared_input_weight=0.5, shared_input_offset=1, output_bs=4,
+            x,
+            w,
+            g,
+            scale=s,
+            pertoken_scale=t,
+            shared_input=shared,
+            logit=logit,
+            row_index=index,
+            shared_input_weight=0.5,
+            shared_input_offset=1,
+            output_bs=4,
         ),
         (
-            _X, _W, torch.tensor([2, 0, 3]), _WSC, _XSC, randn(2, 8, dtype=BF16), randn(7).abs(),
+            _X,
+            _W,
+            torch.tensor([2, 0, 3]),
+            _WSC,
+            _XSC,
+            randn(2, 8, dtype=BF16),
+            randn(7).abs(),
             torch.tensor([3, 0, 1, 0, 3, 2, 2]),
         ),
         lambda x, w, g, s, t, shared, logit, index: _finalized(x, w, s, t, shared, logit, index),
@@ -380,8 +444,10 @@ GROUPED = [
         ),
         (randn(5, 8), randn(3, 8, 6), randn(3, 6, 4), randn(3, 6), randn(3, 4)),
         lambda x, v, w, b, c: torch.cat(
-            [product((product(x[i:j], v[g]) + b[g].double()).clamp(min=0), w[g]) + c[g].double()
-             for g, i, j in ((0, 0, 2), (2, 2, 5))]
+            [
+                product((product(x[i:j], v[g]) + b[g].double()).clamp(min=0), w[g]) + c[g].double()
+                for g, i, j in ((0, 0, 2), (2, 2, 5))
+            ]
         ),
     ),
     Case(
@@ -390,15 +456,20 @@ GROUPED = [
             x, v, w, "relu", scale=s, deq_scale1=d, deq_scale2=e, output_dtype=torch.bfloat16
         ),
         (
-            randint(-9, 9, 5, 8), randint(-9, 9, 8, 6), randint(-9, 9, 6, 4), torch.tensor([4.0]),
-            randn(6).abs() / 10, randn(4).abs(),
+            randint(-9, 9, 5, 8),
+            randint(-9, 9, 8, 6),
+            randint(-9, 9, 6, 4),
+            torch.tensor([4.0]),
+            randn(6).abs() / 10,
+            randn(4).abs(),
         ),
-        lambda x, v, w, s, d, e: product(
-            ((product(x, v) * d.double()).clamp(min=0) * 4).round().clamp(-128, 127), w
-        ) * e.double(),
+        lambda x, v, w, s, d, e: (
+            product(((product(x, v) * d.double()).clamp(min=0) * 4).round().clamp(-128, 127), w)
+            * e.double()
+        ),
         rough=HALF,
     ),
-]  # fmt: skip
+]
 
 
 def _finalized(
@@ -436,8 +507,14 @@ FLOATS = [
     Case(
         "quant_matmul-mx",
         lambda a, b, s, t: npu.npu_quant_matmul(
-            _f8(a), _f8(b, torch.float8_e5m2), t, pertoken_scale=s, scale_dtype=293,
-            pertoken_scale_dtype=293, group_sizes=[1, 1, 32], output_dtype=torch.float32,
+            _f8(a),
+            _f8(b, torch.float8_e5m2),
+            t,
+            pertoken_scale=s,
+            scale_dtype=293,
+            pertoken_scale_dtype=293,
+            group_sizes=[1, 1, 32],
+            output_dtype=torch.float32,
         ),
         (_A8[0], _B8[0], _A8[1], _B8[1]),
         lambda a, b, s, t: product(_A8[2], _B8[2]),
@@ -446,8 +523,15 @@ FLOATS = [
     Case(
         "quant_matmul-float4",
         lambda a, b, s, t: npu.npu_quant_matmul(
-            a, b.t(), t.transpose(0, 1), pertoken_scale=s, scale_dtype=293,
-            pertoken_scale_dtype=293, x1_dtype=E2M1, x2_dtype=E2M1, output_dtype=torch.float32,
+            a,
+            b.t(),
+            t.transpose(0, 1),
+            pertoken_scale=s,
+            scale_dtype=293,
+            pertoken_scale_dtype=293,
+            x1_dtype=E2M1,
+            x2_dtype=E2M1,
+            output_dtype=torch.float32,
         ),
         (_A4[0], _B4[0], _A4[1], _B4[1]),
         lambda a, b, s, t: product(_A4[2], _B4[2].t()),
@@ -459,14 +543,20 @@ FLOATS = [
             _f8(a), _f8(b), t, pertoken_scale=s, bias=c, output_dtype=torch.bfloat16
         ),
         (_A8[0], _mx(randn(70, 6), "e4m3", 0)[0], randn(5), randn(6) / 100, randn(6)),
-        lambda a, b, s, t, c: product(_f8(a).double(), _f8(b).double()) * s.double()[:, None]
-        * t.double() + c.double(),
+        lambda a, b, s, t, c: (
+            product(_f8(a).double(), _f8(b).double()) * s.double()[:, None] * t.double()
+            + c.double()
+        ),
         rough=0.05,
     ),
     Case(
         "quant_matmul-tiles",
         lambda a, b, s, t: npu.npu_quant_matmul(
-            _f8(a), _f8(b), t, pertoken_scale=s, group_sizes=[1, 4, 4],
+            _f8(a),
+            _f8(b),
+            t,
+            pertoken_scale=s,
+            group_sizes=[1, 4, 4],
             output_dtype=torch.float32,
         ),
         (_A8[0][:, :8].contiguous(), _A8[0].t()[:8, :4].contiguous(), randn(5, 2), randn(2, 1)),
@@ -480,25 +570,39 @@ FLOATS = [
         lambda a, b, s: npu.npu_quant_matmul(
             a, b, s, x1_dtype=HIF8, x2_dtype=HIF8, output_dtype=torch.float32
         ),
-        (torch.full((2, 4), 0x0C, dtype=torch.uint8), torch.full((4, 3), 0x08, dtype=torch.uint8),
-         torch.tensor([1.0, 2.0, 3.0])),
+        (
+            torch.full((2, 4), 0x0C, dtype=torch.uint8),
+            torch.full((4, 3), 0x08, dtype=torch.uint8),
+            torch.tensor([1.0, 2.0, 3.0]),
+        ),
         lambda a, b, s: (6 * s.double()).expand(2, 3),
         generic=True,
     ),
     Case(
         "grouped_matmul-mx",
         lambda x, w, s, t, g: npu.npu_grouped_matmul(
-            [_f8(x)], [_f8(w)], scale=[s], per_token_scale=[t], group_list=g, group_type=0,
-            split_item=3, scale_dtype=293, per_token_scale_dtype=293, output_dtype=torch.float32,
+            [_f8(x)],
+            [_f8(w)],
+            scale=[s],
+            per_token_scale=[t],
+            group_list=g,
+            group_type=0,
+            split_item=3,
+            scale_dtype=293,
+            per_token_scale_dtype=293,
+            output_dtype=torch.float32,
         ),
         (
-            _MXX, torch.stack([w[0] for w in _MXW]), torch.stack([w[1] for w in _MXW]), _MXXS,
+            _MXX,
+            torch.stack([w[0] for w in _MXW]),
+            torch.stack([w[1] for w in _MXW]),
+            _MXXS,
             _GROUPS,
         ),
         lambda x, w, s, t, g: _mx_experts(),
         generic=True,
     ),
-]  # fmt: skip
+]
 
 
 # ---- values scaled to narrow types and back ----
@@ -544,8 +648,10 @@ SCALED = [
         (randn(4, 6), torch.tensor([0.5, 2.0, 4.0]), torch.tensor([1, 1, 4])),
         lambda x, s, g: (
             torch.tensor(
-                [[formats.nearest_code(v / f, "e5m2") for v in r]
-                 for r, f in zip(x.tolist(), (0.5, 4, 4, 4), strict=True)]
+                [
+                    [formats.nearest_code(v / f, "e5m2") for v in r]
+                    for r, f in zip(x.tolist(), (0.5, 4, 4, 4), strict=True)
+                ]
             ),
             torch.stack([x[0].abs().max(), torch.tensor(0.0), x[1:].abs().max()]),
         ),
@@ -599,16 +705,18 @@ SCALED = [
         "anti_quant-hifloat8",
         lambda x, s: npu.npu_anti_quant(x, s, src_dtype=HIF8),
         (torch.arange(96, dtype=torch.uint8).view(4, 24), torch.tensor([0.5])),
-        lambda x, s: torch.tensor(
-            [formats.hifloat8_values()[b] / 2 for b in range(96)]
-        ).view(4, 24),
+        lambda x, s: torch.tensor([formats.hifloat8_values()[b] / 2 for b in range(96)]).view(
+            4, 24
+        ),
         rough=1e-3,
     ),
     Case(
         "dequant_bias",
         lambda x, w, a, b: npu.npu_dequant_bias(x, w, a, b, output_dtype=torch.bfloat16),
         (
-            randint(-999, 999, 4, 6, dtype=torch.int32), randn(6), randn(4).abs(),
+            randint(-999, 999, 4, 6, dtype=torch.int32),
+            randn(6),
+            randn(4).abs(),
             randint(-99, 99, 6, dtype=torch.int32),
         ),
         lambda x, w, a, b: (x.double() + b.double()) * w.double() * a.double()[:, None],
@@ -630,16 +738,21 @@ SCALED = [
             generic=True,
         )
         for name, code, cast in (
-            ("hifloat8", HIF8,
-             lambda v: formats.hifloat8_values()[formats.nearest_hifloat8(v)]),
-            ("float4", E2M1, lambda v: math.copysign(
-                formats.float_values("e2m1")[formats.nearest_code(v, "e2m1") % 8], v)),
+            ("hifloat8", HIF8, lambda v: formats.hifloat8_values()[formats.nearest_hifloat8(v)]),
+            (
+                "float4",
+                E2M1,
+                lambda v: math.copysign(
+                    formats.float_values("e2m1")[formats.nearest_code(v, "e2m1") % 8], v
+                ),
+            ),
         )
     ),
     Case(
         "dtype_cast",
         lambda x: (
-            npu.npu_dtype_cast(x, torch.float16), npu._npu_dtype_cast(x, torch.bfloat16),
+            npu.npu_dtype_cast(x, torch.float16),
+            npu._npu_dtype_cast(x, torch.bfloat16),
             npu.npu_dtype_cast_backward(x, torch.float64),
             npu._npu_dtype_cast_backward(x, torch.int32),
         ),
@@ -647,7 +760,7 @@ SCALED = [
         lambda x: (x.half(), x.bfloat16(), x.double(), x.int()),
         rough=0,
     ),
-]  # fmt: skip
+]
 
 
 # ---- gates and norms with blocks ----
@@ -664,8 +777,12 @@ BLOCKS = [
         lambda x, left=left: npu.npu_swiglu_mx_quant(x, activate_left=left),
         (randn(4, 128, dtype=BF16),),
         lambda x, left=left: formats.mx(
-            (_silu(x.double()[:, :64]) * x.double()[:, 64:] if left
-             else _silu(x.double()[:, 64:]) * x.double()[:, :64]).to(BF16), "e2m1"
+            (
+                _silu(x.double()[:, :64]) * x.double()[:, 64:]
+                if left
+                else _silu(x.double()[:, 64:]) * x.double()[:, :64]
+            ).to(BF16),
+            "e2m1",
         ),
         rough=0,
     )
@@ -692,7 +809,7 @@ BLOCKS = [
         (randn(3, 64, dtype=BF16), randn(3, 64, dtype=BF16, seed=1), randn(64)),
         lambda x, y, g: _add_normed(x + y, g),
     ),
-]  # fmt: skip
+]
 
 
 def _clipped(x: Tensor) -> Tensor:
@@ -755,14 +872,24 @@ SAMPLING = [
             x.argmax(-1),
             torch.where(
                 torch.softmax(x.double(), -1)
-                >= 0.3 * torch.softmax(x.double(), -1).amax(-1, keepdim=True), x.double(),
+                >= 0.3 * torch.softmax(x.double(), -1).amax(-1, keepdim=True),
+                x.double(),
                 -math.inf,
             ),
         ),
         generic=True,
     ),
-]  # fmt: skip
+]
 
 CASES = [
-    *TRANSPOSED, *FUSED, *DEQUANT, *ADDED, *IN_PLACE, *GROUPED, *FLOATS, *SCALED, *BLOCKS, *SAMPLING
-]  # fmt: skip
+    *TRANSPOSED,
+    *FUSED,
+    *DEQUANT,
+    *ADDED,
+    *IN_PLACE,
+    *GROUPED,
+    *FLOATS,
+    *SCALED,
+    *BLOCKS,
+    *SAMPLING,
+]

@@ -138,9 +138,13 @@ def init_routing(x: Tensor, rows: Tensor, experts: Tensor) -> tuple[Tensor, Tens
 
 
 def finalize_routing(
-    expanded: Tensor, skips: Sequence[Tensor], bias: Tensor, scales: Tensor, places: Tensor,
+    expanded: Tensor,
+    skips: Sequence[Tensor],
+    bias: Tensor,
+    scales: Tensor,
+    places: Tensor,
     experts: Tensor,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     tokens, choices = scales.shape
     out = torch.zeros(tokens, expanded.shape[-1], dtype=torch.float64)
     for i in range(tokens):

@@ -158,7 +158,11 @@ CONVOLUTIONS = [
         "conv-first",
         _conv("query_start_loc", "cache_indices", "num_computed_tokens", conv_mode="pangu"),
         (
-            X, WEIGHT, STATES, STARTS, torch.tensor([4, 0, 1], dtype=torch.int32),
+            X,
+            WEIGHT,
+            STATES,
+            STARTS,
+            torch.tensor([4, 0, 1], dtype=torch.int32),
             torch.tensor([0, 5, 1], dtype=torch.int32),
         ),
         lambda *x: _conv_expected(*x, pangu=True),
@@ -173,15 +177,22 @@ CONVOLUTIONS = [
     Case(
         "conv-blocks",
         _conv(
-            "query_start_loc", "cache_indices", "num_computed_tokens",
-            "block_idx_first_scheduled_token", "block_idx_last_scheduled_token",
-            "initial_state_idx", block_size=4,
+            "query_start_loc",
+            "cache_indices",
+            "num_computed_tokens",
+            "block_idx_first_scheduled_token",
+            "block_idx_last_scheduled_token",
+            "initial_state_idx",
+            block_size=4,
         ),
         (
-            X, WEIGHT, STATES,
-            *(torch.tensor(v, dtype=torch.int32) for v in (
-                [0, 7], [[4, 0, 3, 2]], [3], [0], [2], [3]
-            )),
+            X,
+            WEIGHT,
+            STATES,
+            *(
+                torch.tensor(v, dtype=torch.int32)
+                for v in ([0, 7], [[4, 0, 3, 2]], [3], [0], [2], [3])
+            ),
         ),
         _blocks,
     ),
@@ -189,9 +200,9 @@ CONVOLUTIONS = [
         "masked_conv",
         lambda x, w, m: npu.npu_masked_causal_conv1d(x, w, mask=m),
         (randn(5, 2, 4), randn(3, 4), torch.tensor([[1, 1, 0, 1, 1], [0, 1, 1, 1, 0]]).bool()),
-        lambda x, w, m: torch.stack([
-            ref.causal_conv(x[:, b], w, x[:0, b]) * m[b].double()[:, None] for b in range(2)
-        ], 1),
+        lambda x, w, m: torch.stack(
+            [ref.causal_conv(x[:, b], w, x[:0, b]) * m[b].double()[:, None] for b in range(2)], 1
+        ),
     ),
     Case(
         "masked_conv-one",
@@ -199,7 +210,7 @@ CONVOLUTIONS = [
         (randn(1, 2, 4), randn(3, 4)),
         lambda x, w: x.double() * w[2].double(),
     ),
-]  # fmt: skip
+]
 
 PAGES = randn(4, 4, 2, 8), randn(4, 4, 2, 6)
 TABLE = torch.tensor([[2, 0, 1], [1, 3, 0]], dtype=torch.int32)
@@ -311,11 +322,11 @@ ATTENTION = [
         "masked_softmax",
         lambda x, m, b: npu.npu_masked_softmax_with_rel_pos_bias(x, m, b, 0.5),
         (randn(2, 3, 2, 4, 4), randn(3, 4, 4), randn(2, 4, 4)),
-        lambda x, m, b: (
-            lambda e: e / e.sum(-1, keepdim=True)
-        )((x.double() / 2 + m.double()[:, None] + b.double()).exp()),
+        lambda x, m, b: (lambda e: e / e.sum(-1, keepdim=True))(
+            (x.double() / 2 + m.double()[:, None] + b.double()).exp()
+        ),
     ),
-]  # fmt: skip
+]
 
 
 def _conv2d(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -364,12 +375,21 @@ IMAGES = [
     Case(
         "quant_conv2d",
         lambda x, w, s, b: npu.npu_quant_conv2d(
-            x, w, npu.npu_trans_quant_param(s), [2, 1], [1, 0], 1, 2, output_dtype=torch.float16,
+            x,
+            w,
+            npu.npu_trans_quant_param(s),
+            [2, 1],
+            [1, 0],
+            1,
+            2,
+            output_dtype=torch.float16,
             bias=b,
         ),
         (
-            randint(-9, 9, 2, 4, 5, 6), randint(-9, 9, 6, 2, 3, 3),
-            randn(6).abs().bfloat16().float(), randint(-99, 99, 6, dtype=torch.int32),
+            randint(-9, 9, 2, 4, 5, 6),
+            randint(-9, 9, 6, 2, 3, 3),
+            randn(6).abs().bfloat16().float(),
+            randint(-99, 99, 6, dtype=torch.int32),
         ),
         _conv2d,
         rough=2e-3,
@@ -380,6 +400,6 @@ IMAGES = [
         (randn(2, 4), torch.tensor([[0, 2, 1, 1], [0, 1, 1, 2]])),
         _gathered,
     ),
-]  # fmt: skip
+]
 
 CASES = [*DELTA, *CONVOLUTIONS, *ATTENTION, *IMAGES]

@@ -12,9 +12,16 @@ Tensor = torch.Tensor
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, states: Sequence[Tensor], lengths: Sequence[int], scale: float,
-    beta: Any = None, g: Any = None, gk: Any = None,
-) -> tuple[Tensor, list[list[Tensor]]]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    states: Sequence[Tensor],
+    lengths: Sequence[int],
+    scale: float,
+    beta: Any = None,
+    g: Any = None,
+    gk: Any = None,
+) -> tuple[Tensor, list[list[Tensor]]]:
     """Results, and for each sequence the state after each token, head by head."""
     group = v.shape[1] // k.shape[1]
     out, kept, start = torch.zeros(v.shape, dtype=torch.float64), [], 0

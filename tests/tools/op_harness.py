@@ -1,4 +1,4 @@
-"""Check one torch function through conversion and the catalogue, without the engine.
+"""Check one torch function through conversion and the operator table, without the engine.
 
 The function is traced as AOTAutograd would, converted, run by the reference interpreter and
 compared with eager; every inferred type and shape is compared with the tensor really produced.

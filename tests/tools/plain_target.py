@@ -17,26 +17,26 @@ import torch
 from nest_plain import NUMPY, Plain, from_bf16, from_memory, into_memory, to_bf16
 from torchair.codegen import loops
 from torchair.codegen.loops import Access, Expr, Nest, Store, with_words
-from torchair.codegen.numbers import Word
 from torchair.codegen.program import (
+    ArgumentLayout,
     BadIndex,
     Memory,
     NativePart,
-    Outline,
-    Plan,
-    Step,
     Subject,
+    TargetPlan,
+    TargetStep,
 )
 from torchair.codegen.requests import Loops, Product, Request
+from torchair.codegen.sizes import Word
 from torchair.codegen.target import (
-    AS_EVER,
+    DEFAULT_CONFIG,
+    Anchor,
     Buildable,
     Choices,
     Declined,
     Generated,
-    Head,
     Kernel,
-    Way,
+    KernelConfig,
 )
 
 FLOATS = ("f32", "f64", "bf16", "f16")
@@ -65,14 +65,16 @@ class PlainTarget:
     def available(self) -> str | None:
         return None
 
-    def declines(self, head: Head) -> str | None:
-        plain = head.kind == "matmul" and head.dtype in FLOATS and not head.quantised
-        return None if plain and not head.constant else "torch serves it"
+    def declines(self, anchor: Anchor) -> str | None:
+        plain = anchor.kind == "matmul" and anchor.dtype in FLOATS and not anchor.quantised
+        return None if plain and not anchor.constant else "torch serves it"
 
     def choices(self, request: Request) -> Choices:
         return {}
 
-    def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
+    def generate(
+        self, request: Request, label: str, config: KernelConfig = DEFAULT_CONFIG
+    ) -> Generated:
         if not isinstance(request, Loops | Product):
             raise Declined(f"no interpreter for {type(request).__name__}")
         return Generated(Kernel.of(label, f"@ENTRY {request}", ()))
@@ -85,7 +87,7 @@ class PlainTarget:
 
     # ---- running ----
 
-    def schedule(self, plan: Plan) -> None:
+    def schedule(self, plan: TargetPlan) -> None:
         """Every step is interpreted by itself."""
 
     def build(self, plan: Buildable) -> None:
@@ -95,7 +97,7 @@ class PlainTarget:
         """There is none."""
 
     def bind(
-        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+        self, steps: Sequence[TargetStep], memory: Memory, threads: int, last: Sequence[int] = ()
     ) -> PlainPart:
         return PlainPart(steps, memory, self.ran)
 
@@ -107,7 +109,7 @@ class PlainTarget:
     def threads(self, work: float) -> int:
         return 1
 
-    def subjects(self, plan: Plan) -> list[Subject]:
+    def subjects(self, plan: TargetPlan) -> list[Subject]:
         return []
 
     def copied(self, tensor: torch.Tensor, packed: bool = False) -> torch.Tensor:
@@ -123,23 +125,23 @@ class PlainTarget:
 class PlainPart(NativePart):
     """Steps over the memory of a program."""
 
-    def __init__(self, steps: Sequence[Step], memory: Memory, ran: list[str]) -> None:
+    def __init__(self, steps: Sequence[TargetStep], memory: Memory, ran: list[str]) -> None:
         self.steps, self._ran = list(steps), ran
-        self.outline = Outline(steps, memory.plan)
-        self._offsets = {slot: memory.plan.places[slot][1] for *_, slot in self.outline.patches}
-        self._faults = (ctypes.c_int64 * max(1, len(self.outline.faults)))()
-        self._words = [0] * self.outline.end
-        self.outline.write_fixed(self._words, ctypes.addressof(self._faults))
-        self.outline.write_sized(self._words, memory, self.steps)
+        self.layout = ArgumentLayout(steps, memory.plan)
+        self._offsets = {slot: memory.plan.places[slot][1] for *_, slot in self.layout.patches}
+        self._faults = (ctypes.c_int64 * max(1, len(self.layout.faults)))()
+        self._words = [0] * self.layout.end
+        self.layout.write_fixed(self._words, ctypes.addressof(self._faults))
+        self.layout.write_sized(self._words, memory, self.steps)
 
     def call(self) -> Callable[[list[int]], None]:
         def run(addresses: list[int]) -> None:
-            for word, source, slot in self.outline.patches:
+            for word, source, slot in self.layout.patches:
                 self._words[word] = addresses[source] + self._offsets[slot]
-            for step, at in zip(self.steps, self.outline.blocks, strict=True):
+            for step, at in zip(self.steps, self.layout.blocks, strict=True):
                 self._ran.append(step.code.kernel.entry)
                 interpret(step.code.order.request, self._words[at : at + step.code.words])
-            faulty = [k for (_, k), f in zip(self.outline.faults, self._faults, strict=False) if f]
+            faulty = [k for (_, k), f in zip(self.layout.faults, self._faults, strict=False) if f]
             if faulty:
                 self._faults[:] = [0] * len(self._faults)
                 raise BadIndex(self.steps[faulty[0]])
@@ -208,9 +210,7 @@ class Pointer:
 class Interpreter(Plain):
     """A nest over memory of a plan; `given` is what the epilogue of a product gets."""
 
-    def __init__(
-        self, nest: Nest, words: Sequence[int], given: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, nest: Nest, words: Sequence[int], given: np.ndarray | None = None) -> None:
         super().__init__(nest, ())
         self._words, self._given = words, given
 

@@ -233,9 +233,14 @@ def generated(model: str, op_type: str, kind: type, change: Callable[[Any], Any]
 
 
 def captured(
-    name: str, model: str, place: Any, method: str, wrong: Callable[..., Any], tape: bool = False,
+    name: str,
+    model: str,
+    place: Any,
+    method: str,
+    wrong: Callable[..., Any],
+    tape: bool = False,
     shared: bool = False,
-) -> Plant:  # fmt: skip
+) -> Plant:
     """`wrong(method, self, *args)` stands in for a method of capture; `tape` is for graphs that are
     recorded call by call, `shared` for results in fixed memory."""
 
@@ -244,9 +249,9 @@ def captured(
         patch.setattr(place, method, lambda *args, **kwargs: wrong(known, *args, **kwargs))
         if tape:
             find = capture_graph.substrate_for
-            patch.setattr(acl, "substrate_for", lambda args, engine, **rest: find(
-                args, engine=None, **rest
-            ))  # fmt: skip
+            patch.setattr(
+                acl, "substrate_for", lambda args, engine, **rest: find(args, engine=None, **rest)
+            )
 
     config = torchair.CompilerConfig()
     config.debug.aclgraph.share_results = shared
@@ -259,8 +264,10 @@ def captured(
 def first_arguments(call: Any, self: Any, args: Any, hold: bool) -> Any:
     """Every replay reads the inputs of the first."""
     self.__dict__.setdefault("kept", [a.clone() if isinstance(a, Tensor) else a for a in args])
-    given = [k if isinstance(k, Tensor) and k.dim() == 3 else a
-             for a, k in zip(args, self.kept, strict=True)]  # fmt: skip
+    given = [
+        k if isinstance(k, Tensor) and k.dim() == 3 else a
+        for a, k in zip(args, self.kept, strict=True)
+    ]
     return call(self, given, hold)
 
 

@@ -17,6 +17,9 @@ def run(*arguments: str, path: str = "", **kwargs) -> subprocess.CompletedProces
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, str(SOURCE)]))
     return subprocess.run(
         [sys.executable, *arguments],
-        env=environment, capture_output=True, text=True, check=False, **kwargs,
-    )  # fmt: skip
-
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        **kwargs,
+    )

@@ -15,9 +15,15 @@ HOST, WORKER = 70, 71
 
 def host(name: str, begin: float, end: float, kind: str = "cpu_op", **args: Any) -> dict[str, Any]:
     return {
-        "ph": "X", "cat": kind, "name": name, "pid": HOST, "tid": HOST, "ts": begin,
-        "dur": end - begin, "args": args,
-    }  # fmt: skip
+        "ph": "X",
+        "cat": kind,
+        "name": name,
+        "pid": HOST,
+        "tid": HOST,
+        "ts": begin,
+        "dur": end - begin,
+        "args": args,
+    }
 
 
 def kernel(
@@ -25,12 +31,23 @@ def kernel(
 ) -> dict[str, Any]:
     where = {"device": 0, "stream": stream, "caller": HOST, "thread": thread, "threads": 2}
     return {
-        "ph": "X", "cat": "kernel", "name": work.type, "pid": 0, "tid": stream, "ts": begin,
-        "dur": end - begin, "args": {**where, **asdict(work)},
-    }  # fmt: skip
+        "ph": "X",
+        "cat": "kernel",
+        "name": work.type,
+        "pid": 0,
+        "tid": stream,
+        "ts": begin,
+        "dur": end - begin,
+        "args": {**where, **asdict(work)},
+    }
 
 
 PRODUCT = Work(
-    "MatMulV2+Relu", "AI_CORE", ["MatMulV2_1", "Relu_1"], [("FLOAT", [2, 3]), ("BF16", [3])],
-    [("FLOAT", [2, -1])], "graph_7", "static",
-)  # fmt: skip
+    "MatMulV2+Relu",
+    "AI_CORE",
+    ["MatMulV2_1", "Relu_1"],
+    [("FLOAT", [2, 3]), ("BF16", [3])],
+    [("FLOAT", [2, -1])],
+    "graph_7",
+    "static",
+)

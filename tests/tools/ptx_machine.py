@@ -23,10 +23,16 @@ GLOBAL = 1 << 32  # where global memory begins
 SHARED = 1 << 24  # where the shared memory of the first block begins, as others see it
 BLOCK = 1 << 18  # from the shared memory of one block to that of the next
 TYPES: dict[str, Any] = {
-    "f32": np.float32, "f64": np.float64, "f16": np.float16, "pred": np.bool_,
-    **{f"{kind}{bits}": np.dtype(f"{'i' if kind == 's' else 'u'}{bits // 8}").type
-       for kind in "sub" for bits in (8, 16, 32, 64)},
-}  # fmt: skip
+    "f32": np.float32,
+    "f64": np.float64,
+    "f16": np.float16,
+    "pred": np.bool_,
+    **{
+        f"{kind}{bits}": np.dtype(f"{'i' if kind == 's' else 'u'}{bits // 8}").type
+        for kind in "sub"
+        for bits in (8, 16, 32, 64)
+    },
+}
 WIDTH = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64, "h": np.uint16}
 Values = np.ndarray
 Order = Literal["together", "up", "down"]
@@ -67,9 +73,7 @@ class Function:
 # ---- reading the text ----
 
 
-def parse(
-    text: str, name: str, asked: int = 0
-) -> tuple[Function, dict[str, tuple[int, int]]]:
+def parse(text: str, name: str, asked: int = 0) -> tuple[Function, dict[str, tuple[int, int]]]:
     """An entry of a module, and the global variables: address and size. So many bytes of shared
     memory are asked for at the launch."""
     text = re.sub(r"//[^\n]*", "", text)
@@ -250,8 +254,11 @@ class Blocks:
         if isinstance(argument, np.ndarray):
             return np.full(self.count, argument).view(t)
         if isinstance(argument, int):
-            return np.full(self.count, argument & (1 << 64) - 1, np.uint64).astype(
-                np.dtype(f"u{np.dtype(t).itemsize}")).view(t)  # fmt: skip
+            return (
+                np.full(self.count, argument & (1 << 64) - 1, np.uint64)
+                .astype(np.dtype(f"u{np.dtype(t).itemsize}"))
+                .view(t)
+            )
         if argument in self.special:
             return self.special[argument].astype(t)
         if argument in self.function.shared:
@@ -323,9 +330,14 @@ class Run:
 
 
 def launch(
-    kernel: Kernel, how: Launch, gpu: Gpu, memory: Memory, words: Sequence[int],
-    blocks: int | None = None, order: Order = "together",
-) -> None:  # fmt: skip
+    kernel: Kernel,
+    how: Launch,
+    gpu: Gpu,
+    memory: Memory,
+    words: Sequence[int],
+    blocks: int | None = None,
+    order: Order = "together",
+) -> None:
     """Run a kernel with these words, in as many blocks as its launch says or as are given. Warps
     go on together, or each in turn as far as it can, so that a missing barrier shows."""
     entry = Entry((kernel,), how.block)
@@ -335,9 +347,12 @@ def launch(
     for address, size in variables.values():
         memory.owned[address - GLOBAL : address - GLOBAL + size] = True
     run = Run(
-        function, variables, memory, how.block,
+        function,
+        variables,
+        memory,
+        how.block,
         dict(zip(function.parameters, given, strict=True)),
-    )  # fmt: skip
+    )
     for first in range(0, count, how.cluster):
         Blocks(run, first, how.cluster, order).go()
 
@@ -604,8 +619,11 @@ def _shuffle(b: Blocks, i: Instruction, active: Values) -> None:
     lane = np.arange(b.count)
     within, first = lane % WARP, lane // WARP * WARP
     source = {
-        "bfly": within ^ by, "idx": by % WARP, "up": within - by, "down": within + by,
-    }[i.parts[2]]  # fmt: skip
+        "bfly": within ^ by,
+        "idx": by % WARP,
+        "up": within - by,
+        "down": within + by,
+    }[i.parts[2]]
     source = np.where((source < 0) | (source >= WARP), within, source)
     b.keep(name, x[first + source], active)
 

@@ -23,8 +23,11 @@ from random_templates import AUTOCASTS, BROAD, NUMBERS, SMALL, SUBJECTS, TABLES
 SIZES = (2, 3, 4, 5, 7, 8, 16, 17, 33)
 MOST = 4000  # elements of a value
 NAMES = {
-    "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
-}  # fmt: skip
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+}
 KNOWN = {"torch": torch, "F": F, "h": random_helpers, "torchair": torchair}  # in all lines
 COMPLEX = (torch.complex64, torch.complex64, torch.complex128)
 FITS: dict[str, Callable[[torch.Tensor], bool]] = {
@@ -220,14 +223,18 @@ class Program:
         real = [n for n, v in self.values.items() if v.is_floating_point()]
         rank = max(x.dim(), 1)
         names = {
-            "a": a, "b": self._fitting(x, like), "c": self.pick.choice(like),
-            "m": self.pick.choice(masks), "x": (p := self.pick.choice(real)),
+            "a": a,
+            "b": self._fitting(x, like),
+            "c": self.pick.choice(like),
+            "m": self.pick.choice(masks),
+            "x": (p := self.pick.choice(real)),
             "y": self._fitting(
                 self.values[p],
                 [n for n in real if self.values[n].dtype == self.values[p].dtype],
             ),
-            "j": self.given[-1], "k": self.given[-1],
-        }  # fmt: skip
+            "j": self.given[-1],
+            "k": self.given[-1],
+        }
         used = [n for k, n in names.items() if f"{{{k}}}" in template]
         dims = {"d": self.pick.randrange(rank), "e": self.pick.randrange(rank), "n": "n", "s": "s"}
         return template.format(**names, **dims), used

@@ -207,9 +207,11 @@ class Maker:
 
     def number(self, dtype: torch.dtype) -> Value:
         """A constant without dims."""
-        value = self.pick.choice([2, 3, -1, 5]) if not dtype.is_floating_point else (
-            self.pick.choice([0.5, 2.0, -1.25, 3.0])
-        )  # fmt: skip
+        value = (
+            self.pick.choice([2, 3, -1, 5])
+            if not dtype.is_floating_point
+            else (self.pick.choice([0.5, 2.0, -1.25, 3.0]))
+        )
         return Const(torch.tensor(value, dtype=dtype))
 
     def partner(self, x: Item) -> tuple[Value, tuple[int, ...], bool]:
@@ -305,8 +307,13 @@ def _cast(m: Maker) -> None:
         return
     wider = {torch.float64: 3, torch.float32: 2}.get(target, 1) if target.is_floating_point else 9
     own = {torch.float64: 3, torch.float32: 2}.get(x.dtype, 1)
-    m.node("Cast", x.dims, x.exact and (not x.real or wider > own), x.value,
-           dst_type=torch_to_ge(target))  # fmt: skip
+    m.node(
+        "Cast",
+        x.dims,
+        x.exact and (not x.real or wider > own),
+        x.value,
+        dst_type=torch_to_ge(target),
+    )
 
 
 def _compare(m: Maker) -> None:
@@ -426,8 +433,9 @@ def _matmul(m: Maker) -> None:
         )
         return
     bias = m.input(x.dtype, [columns]).value if m.pick.random() < 0.4 else None
-    m.node("MatMulV2", dims, False, x.value, other.value, bias,
-           transpose_x1=first, transpose_x2=second)  # fmt: skip
+    m.node(
+        "MatMulV2", dims, False, x.value, other.value, bias, transpose_x1=first, transpose_x2=second
+    )
 
 
 # ---- steps that move elements ----
@@ -515,15 +523,20 @@ def _concat(m: Maker) -> None:
         return
     axis = m.pick.randrange(len(x.dims))
     rest = [d for d in range(len(x.dims)) if d != axis]
-    fits = [i for i in m.items if i.dtype == x.dtype and len(i.dims) == len(x.dims)
-            and all(i.dims[d] == x.dims[d] and i.value.shape[d] == x.value.shape[d]
-                    for d in rest)]  # fmt: skip
+    fits = [
+        i
+        for i in m.items
+        if i.dtype == x.dtype
+        and len(i.dims) == len(x.dims)
+        and all(i.dims[d] == x.dims[d] and i.value.shape[d] == x.value.shape[d] for d in rest)
+    ]
     parts = [m.pick.choice(fits) for _ in range(m.pick.randint(1, 3))]
     m.pick.shuffle(parts := [x, *parts])
     dims = list(x.dims)
     dims[axis] = sum(p.dims[axis] for p in parts)
-    m.node("ConcatV2", dims, all(p.exact for p in parts), [p.value for p in parts], axis,
-           N=len(parts))  # fmt: skip
+    m.node(
+        "ConcatV2", dims, all(p.exact for p in parts), [p.value for p in parts], axis, N=len(parts)
+    )
 
 
 def _pack(m: Maker) -> None:
@@ -596,8 +609,16 @@ def _update(m: Maker) -> None:
     if m.pick.random() < 0.5 and not m.dynamic:
         begins = [n - few if d == axis else 0 for d in range(len(x.dims))]
         ends = list(x.dims)
-        m.node("StridedSliceAssign", x.dims, x.exact, x.value, begins, ends, [1] * len(ends),
-               source.value)  # fmt: skip
+        m.node(
+            "StridedSliceAssign",
+            x.dims,
+            x.exact,
+            x.value,
+            begins,
+            ends,
+            [1] * len(ends),
+            source.value,
+        )
         return
 
     def positions(noise: Noise, size: Resize) -> torch.Tensor:

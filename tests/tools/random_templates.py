@@ -55,9 +55,15 @@ WHOLE = (
     "{a} & {b}", "{a} > {b}", "{a}.clamp(-2, 3)", "{a}.float()", "{a}.bool()", "{a}.cumsum({d})",
 )  # fmt: skip
 TRUTH = (
-    "~{a}", "{a} & {b}", "{a} | {b}", "{a}.any({d})", "{a}.all()", "{a}.sum({d})", "{a}.to(f32)",
+    "~{a}",
+    "{a} & {b}",
+    "{a} | {b}",
+    "{a}.any({d})",
+    "{a}.all()",
+    "{a}.sum({d})",
+    "{a}.to(f32)",
     "torch.where({a}, {x}, {y})",
-)  # fmt: skip
+)
 CHANGES = (
     "{a}.add_({b}.clone())", "{a}.mul_(2)", "{a}[0] = {b}[0].clone()", "{a}[..., 1:] *= 3",
     "{a}.copy_({b}.clone())",
@@ -123,17 +129,30 @@ MORE = {
 }  # fmt: skip
 NUMBERS = {
     "loses": (
-        "{a} * {s}", "{a} + {n}", "{a} / {n}", "{s} - {a}", "{a}.clamp(max={s})", "{a}.pow({n})",
-        "torch.where({m}, {a}, {s})", "{a} * {n} + {s}", "torch.full_like({a}, {s})",
+        "{a} * {s}",
+        "{a} + {n}",
+        "{a} / {n}",
+        "{s} - {a}",
+        "{a}.clamp(max={s})",
+        "{a}.pow({n})",
+        "torch.where({m}, {a}, {s})",
+        "{a} * {n} + {s}",
+        "torch.full_like({a}, {s})",
         "{n} / ({a}.abs() + 1)",
     ),
     "any": (
-        "{a}[:{n}]", "{a}.narrow({d}, 0, {n})", "{a}.expand({n}, *{a}.shape)", "{a}.roll({n}, {d})",
-        "F.pad({a}, ({n}, 1))", "{a}[..., {n} - 1]", "{a}.repeat({n}, *[1] * {a}.dim())",
-        "{a}.select({d}, {n} - 1)", "{a}.new_ones({n})",
+        "{a}[:{n}]",
+        "{a}.narrow({d}, 0, {n})",
+        "{a}.expand({n}, *{a}.shape)",
+        "{a}.roll({n}, {d})",
+        "F.pad({a}, ({n}, 1))",
+        "{a}[..., {n} - 1]",
+        "{a}.repeat({n}, *[1] * {a}.dim())",
+        "{a}.select({d}, {n} - 1)",
+        "{a}.new_ones({n})",
     ),
     "whole": ("{a} + {n}", "{a} * {n}", "{a} // {n}", "{a} % {n}", "{a} * {s}", "{n} - {a}"),
-}  # fmt: skip
+}
 """What programs do with Python numbers among their arguments, an `n` and an `s`."""
 TABLES = {**FLOAT, "any": ANY, "whole": WHOLE, "truth": TRUTH, "changes": CHANGES}
 BROAD = {kind: (*TABLES[kind], *MORE[kind]) for kind in TABLES}
@@ -159,10 +178,12 @@ COMPLEX = {
 }  # fmt: skip
 FUNCTORCH = {
     "loses": (
-        "torch.func.vmap(torch.sin)({a})", "torch.func.vmap(lambda t: t.softmax(-1))({a})",
+        "torch.func.vmap(torch.sin)({a})",
+        "torch.func.vmap(lambda t: t.softmax(-1))({a})",
         "torch.func.vmap(lambda t, u: t * u.sum())({a}, {b})",
         "torch.func.vmap(lambda t: t.cumsum(0), in_dims=-1, out_dims=-1)({a})",
-        "torch.func.vmap(lambda t: t @ t.mT)({a})", "torch.func.vmap(lambda t: t + {c})({a})",
+        "torch.func.vmap(lambda t: t @ t.mT)({a})",
+        "torch.func.vmap(lambda t: t + {c})({a})",
         "torch.func.vmap(torch.func.vmap(lambda t: t.sum() * t))({a})",
         "torch.func.vmap(lambda t, u: t @ u, in_dims=(0, None))({a}, {b})",
         "torch.func.vmap(lambda t: F.layer_norm(t, t.shape[-1:], eps=0.1))({a})",
@@ -182,10 +203,11 @@ FUNCTORCH = {
         "torch.func.jvp(lambda t: t.softmax(-1), ({a},), ({b},))[1]",
     ),
     "any": (
-        "torch.func.vmap(lambda t: t.flip(0))({a})", "torch.func.vmap(lambda t: t[0])({a})",
+        "torch.func.vmap(lambda t: t.flip(0))({a})",
+        "torch.func.vmap(lambda t: t[0])({a})",
         "torch.func.vmap(lambda t: t.reshape(-1), in_dims=1)({a})",
     ),
-}  # fmt: skip
+}
 HIGHER_ORDER = {
     "loses": (
         "h.cond({j}.sum() > 2, lambda t: t.sin() + 1, lambda t: t.cos(), ({a},))",
@@ -195,7 +217,8 @@ HIGHER_ORDER = {
         "h.while_loop(lambda i, t: i < 2, lambda i, t: (i + 1, t.sin()), ({j}[1], {a}))[1]",
         "h.scan(lambda c, t: (c + t, c * t), {a}[0].clone(), {a})[1]",
         "h.scan(lambda c, t: (c * 0.5 + t, c.tanh()), {a}[0].clone(), {a})[0]",
-        "h.map(lambda t: t.sin() * 2, {a})", "h.map(lambda t, u: t + u.sum(), {a}, {b}.sum(0))",
+        "h.map(lambda t: t.sin() * 2, {a})",
+        "h.map(lambda t, u: t + u.sum(), {a}, {b}.sum(0))",
         "h.associative_scan(lambda p, q: p * 0.5 + q * 0.5, {a}[:2])",
         "h.associative_scan(lambda p, q: p + q, {a})",
         "h.checkpoint(lambda t: t.tanh() * 2, {a})",
@@ -205,7 +228,7 @@ HIGHER_ORDER = {
         "h.region({a}) + h.region({a} * 2)",
     ),
     "any": ("h.map(lambda t: t.flip(0), {a})", "h.checkpoint(lambda t: t.transpose(0, -1), {a})"),
-}  # fmt: skip
+}
 DRAWS = {
     "loses": (
         "F.dropout(torch.ones({a}.shape, dtype=torch.float32), 0.5) * {a}",
@@ -214,35 +237,50 @@ DRAWS = {
     "keeps": (
         "torch.rand({a}.shape, dtype=torch.float32).to({a}.dtype)",
         "torch.maximum({a}, torch.rand_like({a}, dtype=torch.float32).to({a}.dtype))",
-        "torch.randn({a}.shape, dtype=torch.float32)", "{a}[torch.randperm({a}.shape[0])]",
+        "torch.randn({a}.shape, dtype=torch.float32)",
+        "{a}[torch.randperm({a}.shape[0])]",
         "torch.bernoulli(torch.full({a}.shape, 0.5, dtype=torch.float32))",
         "torch.where(torch.rand({a}.shape, dtype=torch.float32) < 0.5, {a}, -{a})",
         "torch.empty({a}.shape, dtype=torch.float32).uniform_(-1, 1)",
         "torch.empty({a}.shape, dtype=torch.float32).exponential_()",
     ),
     "whole": (
-        "torch.randint(0, 5, {a}.shape) + {a}", "torch.randperm({a}.numel()).reshape({a}.shape)",
+        "torch.randint(0, 5, {a}.shape) + {a}",
+        "torch.randperm({a}.numel()).reshape({a}.shape)",
         "torch.randint_like({a}, 3)",
     ),
-}  # fmt: skip
+}
 AUTOCAST = {
     "loses": (
-        "{a} @ {b}.mT", "F.linear({a}, {b})", "{a}.matmul({b})", "torch.baddbmm({a}, {b}, {c})",
-        "F.linear({a}, {b}).tanh()", "F.scaled_dot_product_attention({a}, {b}, {b})",
-        "{a}.softmax(-1) @ {b}", "torch.einsum('...ij,...kj->...ik', {a}, {b})", "{a}.sum({d})",
-        "F.mse_loss({a}, {b})", "F.layer_norm({a}, {a}.shape[-1:], eps=0.1)", "{a}.log_softmax(-1)",
-        "F.conv2d({a}, {a}[:, :, :2, :2])", "torch.cat([{a}, {b}.to(bf16)], {d})",
+        "{a} @ {b}.mT",
+        "F.linear({a}, {b})",
+        "{a}.matmul({b})",
+        "torch.baddbmm({a}, {b}, {c})",
+        "F.linear({a}, {b}).tanh()",
+        "F.scaled_dot_product_attention({a}, {b}, {b})",
+        "{a}.softmax(-1) @ {b}",
+        "torch.einsum('...ij,...kj->...ik', {a}, {b})",
+        "{a}.sum({d})",
+        "F.mse_loss({a}, {b})",
+        "F.layer_norm({a}, {a}.shape[-1:], eps=0.1)",
+        "{a}.log_softmax(-1)",
+        "F.conv2d({a}, {a}[:, :, :2, :2])",
+        "torch.cat([{a}, {b}.to(bf16)], {d})",
     ),
-}  # fmt: skip
+}
 AUTOCASTS = (
-    "with torch.autocast('cpu', torch.bfloat16): ", "with torch.autocast('cpu', torch.float16): ",
+    "with torch.autocast('cpu', torch.bfloat16): ",
+    "with torch.autocast('cpu', torch.float16): ",
     "with torch.autocast('cpu', enabled=False): ",
-)  # fmt: skip
+)
 """What lines of a program about autocast may begin with."""
 SUBJECTS = {
-    "complex": COMPLEX, "autocast": AUTOCAST, "functorch": FUNCTORCH,
-    "higher_order": HIGHER_ORDER, "draws": DRAWS,
-}  # fmt: skip
+    "complex": COMPLEX,
+    "autocast": AUTOCAST,
+    "functorch": FUNCTORCH,
+    "higher_order": HIGHER_ORDER,
+    "draws": DRAWS,
+}
 """What a program may be about: tables of its own, mixed with the usual ones."""
 
 

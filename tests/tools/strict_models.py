@@ -22,17 +22,29 @@ import torchair
 from architectures import CASES, GROUPED, MORE, TEXT, Case, decoder, encoder
 from torchair.verification.judge import same_bits
 
-_DECODERS = ("Granite", "Cohere", "Olmo", "Persimmon", "Nemotron", "Glm", "Helium",
-             "Glm4", "SmolLM3", "Arcee", "Exaone4")  # fmt: skip
+_DECODERS = (
+    "Granite",
+    "Cohere",
+    "Olmo",
+    "Persimmon",
+    "Nemotron",
+    "Glm",
+    "Helium",
+    "Glm4",
+    "SmolLM3",
+    "Arcee",
+    "Exaone4",
+)
 _ENCODERS = ("Camembert", "MPNet", "Ernie", "Data2VecText", "XLMRobertaXL", "Nystromformer")
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _DECODER = {**GROUPED, **_TOKENS, "head_dim": 8}
 _ENCODER = {**TEXT, **_TOKENS}
 MODELS = {
-    **CASES, **MORE,
+    **CASES,
+    **MORE,
     **{n.lower(): Case(f"{n}ForCausalLM", f"{n}Config", _DECODER, decoder) for n in _DECODERS},
     **{n.lower(): Case(f"{n}ForMaskedLM", f"{n}Config", _ENCODER, encoder) for n in _ENCODERS},
-}  # fmt: skip
+}
 
 
 def outcome(model: nn.Module, call: Any, inputs: dict[str, Any]) -> list[Any]:

@@ -25,9 +25,11 @@ LLVMLITES = ("0.47.0", "0.48.0", "0.49.0", "0.50.0")
 NUMBA = {"0.47.0": "numba==0.65.1"}
 """Beside which llvmlite there is a numba that wants it, to be used in the same process."""
 TESTS = (
-    "graph/test_torch_private.py", "graph/test_llvm.py", "kernel/test_native_matmul.py",
+    "graph/test_torch_private.py",
+    "graph/test_llvm.py",
+    "kernel/test_native_matmul.py",
     "graph/test_backend.py",
-)  # fmt: skip
+)
 SPACE = 12 << 30  # bytes that must be free to install torch
 SECONDS = 1800  # that one combination may take
 

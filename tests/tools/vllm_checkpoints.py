@@ -21,10 +21,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 SIZES = dict(
-    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
-    tie_word_embeddings=False, initializer_range=0.2,
-)  # fmt: skip  # large and untied: else each token is the one before, whatever attention does
+    vocab_size=512,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=512,
+    tie_word_embeddings=False,
+    initializer_range=0.2,
+)  # large and untied: else each token is the one before, whatever attention does
 
 
 def save_tiny(folder: Path, kind: str) -> Path:
@@ -50,8 +57,11 @@ def generate(
     tool = Path(__file__).with_name("vllm_run.py")
     done = subprocess.run(
         [sys.executable, tool, model, json.dumps(options), *more],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -145,9 +155,11 @@ def _bytes(q: Quantised) -> Tensors:
 def _compressed_config(weights: dict[str, Any], inputs: Any, form: str) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
-        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
-    }  # fmt: skip
+    }
 
 
 def _weights(bits: int, symmetric: bool, group: int | None = GROUP) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Generates tokens with vLLM in a process of its own, and prints them with what was compiled.
 
-    python tests/tools/vllm_run.py MODEL OPTIONS    # options of `LLM` as JSON
+python tests/tools/vllm_run.py MODEL OPTIONS    # options of `LLM` as JSON
 """
 
 from __future__ import annotations
@@ -26,9 +26,15 @@ def main(model: str, options: dict[str, object]) -> None:
 
     _take_float32()
     llm = LLM(
-        model, skip_tokenizer_init=True, dtype="float32", max_model_len=256, max_num_seqs=8,
-        max_num_batched_tokens=256, enable_prefix_caching=False, **options,
-    )  # fmt: skip
+        model,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=8,
+        max_num_batched_tokens=256,
+        enable_prefix_caching=False,
+        **options,
+    )
     wanted = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     tokens = []
     for prompts in (PROMPTS[:1], PROMPTS):
@@ -37,19 +43,28 @@ def main(model: str, options: dict[str, object]) -> None:
         tokens += [list(m.outputs[0].token_ids) for m in made]
     worker = llm.llm_engine.model_executor.driver_worker.worker
     layers = [m for m in worker.get_model().modules() if hasattr(m, "cpu_linear")]
-    print(json.dumps({
-        "tokens": tokens,
-        "platform": type(current_platform).__name__,
-        "worker": type(worker).__name__,
-        "graphs": counters["torchair"]["dynamic"] + counters["torchair"]["static"],
-        "dynamo": counters["stats"]["unique_graphs"],
-        "loaded": compilation_counter.num_aot_artifacts_loaded,
-        "pieces": compilation_counter.num_backend_compilations,
-        "linear": sorted({getattr(m.cpu_linear, "__name__", "?") for m in layers}),
-        "quantised": sorted({type(k).__name__ for k in map(_kernel, worker.get_model().modules())
-                             if k is not None}),
-        "numba": "numba" in sys.modules,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "tokens": tokens,
+                "platform": type(current_platform).__name__,
+                "worker": type(worker).__name__,
+                "graphs": counters["torchair"]["dynamic"] + counters["torchair"]["static"],
+                "dynamo": counters["stats"]["unique_graphs"],
+                "loaded": compilation_counter.num_aot_artifacts_loaded,
+                "pieces": compilation_counter.num_backend_compilations,
+                "linear": sorted({getattr(m.cpu_linear, "__name__", "?") for m in layers}),
+                "quantised": sorted(
+                    {
+                        type(k).__name__
+                        for k in map(_kernel, worker.get_model().modules())
+                        if k is not None
+                    }
+                ),
+                "numba": "numba" in sys.modules,
+            }
+        )
+    )
 
 
 def _kernel(layer: Any) -> Any:

@@ -9,8 +9,11 @@ import torch
 from torchair.codegen.cpu.jit import Library, host
 
 TYPES = {
-    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64,
-}  # fmt: skip
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "f64": torch.float64,
+}
 ROUNDING = {"f32": 0.0, "bf16": 2.0**-8, "f16": 2.0**-11, "f64": 0.0}
 _HOST = host()
 _BYTES = _HOST.dot_i8 and _HOST.arch == "x86_64"  # elsewhere instructions have one width

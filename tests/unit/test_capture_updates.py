@@ -160,8 +160,10 @@ def test_registering_checks_the_schema():
 
 def test_known_operators():
     assert UPDATABLE["npu.npu_fused_infer_attention_score.default"].parameters == (
-        "actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len",
-    )  # fmt: skip
+        "actual_seq_lengths",
+        "actual_seq_lengths_kv",
+        "actual_shared_prefix_len",
+    )
     assert UPDATABLE["atb._npu_paged_attention.default"].parameters == ("context_lens",)
 
 
@@ -171,8 +173,9 @@ def test_plain_values_and_back(graph):
         updated_ops_param=updates.parameters(), ops_update_rulers=updates.rulers()
     )
     assert info.ops_update_rulers["rows_2"] == {
-        "lengths": [("fixed", 1), ("fixed", 1)], "starts": [("index", 2), ("fixed", 0)],
-    }  # fmt: skip
+        "lengths": [("fixed", 1), ("fixed", 1)],
+        "starts": [("index", 2), ("fixed", 0)],
+    }
     assert "('updates_test.rows.default', ['lengths'])" in render(graph, {}, info)
     again = Updates.from_literals(info.updated_ops_param, info.ops_update_rulers)
     assert again.sites == updates.sites and again.rules == updates.rules

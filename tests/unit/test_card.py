@@ -34,13 +34,20 @@ from torchair.verification.judge import widened
 OUTPUT = bytes.fromhex("0802 1002 1a04 0a02 0102 2208 0a04 72656c75 1001 3004 3a04 0a02 0102")
 INPUT = bytes.fromhex("0807 1002 1a03 0a01 02 2808 3203 0a01 02")
 HEAD = (
-    bytes.fromhex("0a03 312e30 1005 1a") + bytes([len(OUTPUT)]) + OUTPUT
-    + b"\x22" + bytes([len(INPUT)]) + INPUT + bytes.fromhex("3201 6e")
-)  # fmt: skip
+    bytes.fromhex("0a03 312e30 1005 1a")
+    + bytes([len(OUTPUT)])
+    + OUTPUT
+    + b"\x22"
+    + bytes([len(INPUT)])
+    + INPUT
+    + bytes.fromhex("3201 6e")
+)
 FILE = (
-    struct.pack("<Q", len(HEAD)) + HEAD + struct.pack("<ii", -1, 7)
+    struct.pack("<Q", len(HEAD))
+    + HEAD
+    + struct.pack("<ii", -1, 7)
     + bytes.fromhex("003c 00c0")  # 1 and -2 in half precision
-)  # fmt: skip
+)
 
 
 def test_a_file_written_by_hand_is_read_and_written():
@@ -335,8 +342,14 @@ def test_the_command_names_the_node_and_prints_times(tmp_path, monkeypatch, caps
     assert "1 kernels at 0.1 GB/s and 0.0001 TFLOP/s" in shown
     # 32 + 40 + 20 numbers of 4 bytes at 0.1 GB/s; 2 * 4 * 8 * 5 operations at 1e-4 TFLOP/s
     assert [c.strip() for c in shown.splitlines()[-2].strip("│").split("│")] == [
-        "layer/product", "MatMul", "2", "4.00", "3.68", "memory", "92 %",
-    ]  # fmt: skip
+        "layer/product",
+        "MatMul",
+        "2",
+        "4.00",
+        "3.68",
+        "memory",
+        "92 %",
+    ]
     for words in (["graph.txt"], ["--npu", "good", "graph.txt", "b"], ["--npu", ".", "graph.pt"]):
         assert main(["compare", *words]) == 2
 
@@ -353,6 +366,6 @@ def test_products_and_convolutions_count_operations(tmp_path):
     found = {k.name: k for k in roofline.kernel_times(tmp_path)}
     assert found["a"].operations == 2 * 2 * 3 * 4 * 5
     assert found["b"].operations == 2 * 6 * 64 * 27
-    assert found["c"].moved is None and found["c"].cells(roofline.Rates())[4] == "-"
+    assert found["c"].moved is None and found["c"].cells(roofline.CardRates())[4] == "-"
     assert (found["d"].moved, found["d"].operations) == (7 * 6, 0.0)
     assert {*roofline._KEY, "Duration(us)"} <= {*KERNEL_COLUMNS}  # of the emulated profiler

@@ -172,22 +172,35 @@ def test_rejection_names_option_value_type_and_choice(config: CompilerConfig) ->
 @pytest.mark.parametrize(
     ("option", "value", "sentence"),
     [
-        (OptionValue("a", ["a", "b"]), "c",
-         "Value 'c' (type: <class 'str'>) not in optional list ['a', 'b'] (type: <class 'str'>)."),
+        (
+            OptionValue("a", ["a", "b"]),
+            "c",
+            "Value 'c' (type: <class 'str'>) not in optional list ['a', 'b'] (type: <class "
+            "'str'>).",
+        ),
         (IntRangeValue(3, -1, 5), "-1", "Please set integer type, but got <class 'str'>"),
         (IntRangeValue(3, -1, 5), -2, "Please set value in [-1, 5], -2 is out of range."),
-        (FileValue(None), "./x*",
-         "Please set legal file path, ./x* is not found or is not a file!"),
-        (MustExistedPathValue("./"), "./x*",
-         "Please set legal dir path, ./x* is not found or is not a file directory!"),
-        (MustExistedFileAddr(None), "./x*",
-         "Please set legal file path, ./x* is not found or is not '.json' file!"),
+        (
+            FileValue(None),
+            "./x*",
+            "Please set legal file path, ./x* is not found or is not a file!",
+        ),
+        (
+            MustExistedPathValue("./"),
+            "./x*",
+            "Please set legal dir path, ./x* is not found or is not a file directory!",
+        ),
+        (
+            MustExistedFileAddr(None),
+            "./x*",
+            "Please set legal file path, ./x* is not found or is not '.json' file!",
+        ),
         (MustExistedFileAddr(None), "", "File path cannot be empty!"),
         (StrOptionValue(None), 1, "value must be str or None, got <class 'int'>"),
         (CallableValue(None), 1, "value must be Callable or None, got <class 'int'>"),
         (IntListValue(None), 1, "the set value must be None or list, got <class 'int'>"),
     ],
-)  # fmt: skip
+)
 def test_rejection_begins_with_the_original_sentence(
     option: OptionValue, value: Any, sentence: str
 ) -> None:
@@ -960,9 +973,18 @@ def test_settings_of_a_fresh_config(config: CompilerConfig) -> None:
         "pattern_fusion_pass": True,
         "strict_converters": False,
         "capture": CaptureOptions(
-            clone_input=True, clone_output=False, share_results=False, frozen_parameter=False,
-            reuse=True, limit=64, evict=False, pool=None, error_mode="global", fallback=True,
-            warmups=0, force_recapture=False,
+            clone_input=True,
+            clone_output=False,
+            share_results=False,
+            frozen_parameter=False,
+            reuse=True,
+            limit=64,
+            evict=False,
+            pool=None,
+            error_mode="global",
+            fallback=True,
+            warmups=0,
+            force_recapture=False,
         ),
         "remove_cat_ops": True,
         "inplace_pass": True,
@@ -1022,6 +1044,7 @@ def test_parse_switches() -> None:
 
 
 # ---- modes and imports ---------------------------------------------------------------
+
 
 def test_every_mode_is_legal(config: CompilerConfig) -> None:
     for mode in ALL_MODES:

@@ -16,9 +16,18 @@ def test_linear_and_scale():
 
     conversion = check(fn, torch.randn(4, 8), torch.randn(5, 8), torch.randn(5))
     assert [n.type for n in conversion.graph.nodes if n.type != "Const"] == [
-        "Data", "Data", "Data", "Transpose", "MatMulV2", "Mul", "Add", "Mul", "Cast", "Sub",
+        "Data",
+        "Data",
+        "Data",
+        "Transpose",
+        "MatMulV2",
+        "Mul",
+        "Add",
+        "Mul",
+        "Cast",
+        "Sub",
         "NetOutput",
-    ]  # fmt: skip
+    ]
 
 
 def test_generic_node_for_unknown_operator():
@@ -32,9 +41,13 @@ def test_dynamic_graph_serves_other_sizes():
         return (x + y).reshape(x.shape[0] * 2, -1) * x.shape[1]
 
     check(
-        fn, torch.randn(4, 6), torch.randn(4, 6), dynamic=True,
-        other_inputs=(torch.randn(3, 8), torch.randn(3, 8)), generic=True,
-    )  # fmt: skip
+        fn,
+        torch.randn(4, 6),
+        torch.randn(4, 6),
+        dynamic=True,
+        other_inputs=(torch.randn(3, 8), torch.randn(3, 8)),
+        generic=True,
+    )
 
 
 def test_view_chain_folds_to_one_transpose():

@@ -54,8 +54,7 @@ def test_placement_never_overlaps_live_buffers(place):
             for b in buffers[:i]:
                 alive = a.first <= b.last and b.first <= a.last
                 apart = (
-                    a.offset + aligned(a.size) <= b.offset
-                    or b.offset + aligned(b.size) <= a.offset
+                    a.offset + aligned(a.size) <= b.offset or b.offset + aligned(b.size) <= a.offset
                 )
                 assert apart or not alive
 
@@ -360,9 +359,13 @@ def test_sym_pack_becomes_one_input_and_dead_inputs_go():
         again = ge.Pack([a, b], N=2, axis=0)
         NetOutput([ge.Reshape(x, shape), ge.Reshape(ge.Abs(x), again)])
     state = GraphState(
-        [InputSource((0,), "scalar", I64), InputSource((1,), "scalar", I64),
-         InputSource((2,)), InputSource((3,))]
-    )  # fmt: skip
+        [
+            InputSource((0,), "scalar", I64),
+            InputSource((1,), "scalar", I64),
+            InputSource((2,)),
+            InputSource((3,)),
+        ]
+    )
     for step in GE_PASSES:
         step.fn(g, state)
     assert [s.kind for s in state.inputs] == ["tensor", "packed"]
@@ -392,13 +395,13 @@ def test_a_late_view_of_planned_memory_is_kept_safe():
 
 
 def test_expanded_strides_are_never_written_to():
-    from torchair.engine.plan.planner import Layout
+    from torchair.engine.plan.planner import OutputLayout
 
     with Graph("g", infer) as g:
         x = data(0, (3, 1))
         NetOutput([ge.Tile(x, [1, 4]), ge.BroadcastTo(ge.Abs(x), [3, 4])])
     s = TorchNpuGraph("g")
-    s.load(g, layouts=[Layout((3, 4), (1, 0), 0), Layout((3, 4), (1, 0), 1)])
+    s.load(g, layouts=[OutputLayout((3, 4), (1, 0), 0), OutputLayout((3, 4), (1, 0), 1)])
     t = torch.randn(3, 1)
     first, second = s.run([t])
     torch.testing.assert_close(first, t.repeat(1, 4))

@@ -81,11 +81,14 @@ def test_numbers_become_constants_of_the_operands_type(graph, dtype, number, exp
         (np.float32(0.5), DataType.DT_FLOAT, None),
         ([np.float32(0.5), 1], DataType.DT_FLOAT, None),
         (np.float64(0.5), DataType.DT_FLOAT, None),
-        (torch._make_per_tensor_quantized_tensor(torch.tensor([1, 2], dtype=torch.int8), 0.5, 0),
-         DataType.DT_QINT8, None),
+        (
+            torch._make_per_tensor_quantized_tensor(torch.tensor([1, 2], dtype=torch.int8), 0.5, 0),
+            DataType.DT_QINT8,
+            None,
+        ),
         (torch.tensor([1.0]).half(), DataType.DT_FLOAT16, "tensor([1.], dtype=torch.float16)"),
     ],
-)  # fmt: skip
+)
 def test_constants_of_arrays_and_quantised_tensors(graph, number, dtype, text):
     const = ge.Const(number)
     assert const.dtype == dtype
@@ -145,9 +148,12 @@ def test_custom_op_forms(graph):
     y = ge.custom_op("Abs", x)
     assert y.node.type == "Abs" and y.shape == (2, 3)
     z = ge.custom_op(
-        "MyOwn", inputs={"a": x, "b": None, "c": [x, y]}, outputs=["u", ("v", 2)],
-        attrs={"k": attr.ListInt([1, 2])}, node_name="own",
-    )  # fmt: skip
+        "MyOwn",
+        inputs={"a": x, "b": None, "c": [x, y]},
+        outputs=["u", ("v", 2)],
+        attrs={"k": attr.ListInt([1, 2])},
+        node_name="own",
+    )
     assert z[0].port == "u" and [v.port for v in z[1]] == ["v0", "v1"]
     assert graph.node("own").attrs["k"].value == [1, 2]
     with pytest.raises(RuntimeError, match="No AscendIR MyOwn was found"):

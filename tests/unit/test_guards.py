@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from torchair.codegen.cpu.gate import ANY, DictEntry, Same, TensorLike, gate
+from torchair.codegen.cpu.native_guard import ANY, DictEntry, Same, TensorLike, native_guard
 from torchair.codegen.cpu.target import cpu
 from torchair.deploy.guards import Condition, Expected, Guards, ValueSpec
 
@@ -30,7 +30,7 @@ OTHERS = {
 
 
 def gate_of(*records, entries=()):
-    made = gate(cpu().library, len(records), records, entries)
+    made = native_guard(cpu().library, len(records), records, entries)
     assert made is not None, "this torch and this Python are known"
     return made[0]
 
@@ -122,8 +122,18 @@ def test_guards_survive_as_data():
 
 
 @pytest.mark.parametrize(
-    "text", ["__import__('os')", "n.real", "n[0]", "(lambda: n)()", "n <", "'a' * n", "max(*n)",
-             "math.exp(n)", "torch.load(n)"]
+    "text",
+    [
+        "__import__('os')",
+        "n.real",
+        "n[0]",
+        "(lambda: n)()",
+        "n <",
+        "'a' * n",
+        "max(*n)",
+        "math.exp(n)",
+        "torch.load(n)",
+    ],
 )
 def test_only_arithmetic_is_a_condition(text):
     with pytest.raises(ValueError, match="not a condition on sizes"):
@@ -135,9 +145,14 @@ def test_only_arithmetic_is_a_condition(text):
 
 def test_conditions_compute_as_python_does():
     for text in (
-        "n - 3 - 1", "-n // 2 + n % 3", "min(n, 4) * 2 == 8 or not n < 3", "2 * (n - 1)",
-        "n**2 - 3**n", "1.0 / (torch.sym_float(n) ** 0.5) >= 0.0", "math.floor(n / 2) ** 2",
-    ):  # fmt: skip
+        "n - 3 - 1",
+        "-n // 2 + n % 3",
+        "min(n, 4) * 2 == 8 or not n < 3",
+        "2 * (n - 1)",
+        "n**2 - 3**n",
+        "1.0 / (torch.sym_float(n) ** 0.5) >= 0.0",
+        "math.floor(n / 2) ** 2",
+    ):
         for n in (2, 5, 9):
             known = {"n": n, "torch": torch, "math": math}
             assert Condition(text).value({"n": n}) == eval(text, known)

@@ -14,10 +14,10 @@ from torch import nn
 
 import torchair
 from torchair.codegen.cpu import layouts
-from torchair.codegen.cpu.gate import Same, TensorLike, gate
+from torchair.codegen.cpu.native_guard import Same, TensorLike, native_guard
 from torchair.codegen.cpu.target import cpu
-from torchair.deploy.guards import native_gate
-from torchair.engine.run.held import Held
+from torchair.deploy.guards import argument_guard
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.errors import InterpreterError
 
 PROBES = "TORCHAIR_LAYOUT_PROBES"
@@ -56,15 +56,15 @@ def test_other_versions_are_refused_until_they_are_asked_for(
 ) -> None:
     x = torch.randn(3)
     monkeypatch.setattr(layouts, "versions", lambda: ("9.9", "3.99"))
-    monkeypatch.setattr(layouts, "_told", set())
+    monkeypatch.setattr(layouts, "_warned", set())
     with pytest.warns(UserWarning, match=r"torch 9.9 with Python 3.99 was not tested"):
-        assert gate(cpu().library, 1, [record(x)]) is None
+        assert native_guard(cpu().library, 1, [record(x)]) is None
     with warnings.catch_warnings(action="error"):  # once is enough
-        assert gate(cpu().library, 1, [record(x)]) is None
+        assert native_guard(cpu().library, 1, [record(x)]) is None
         monkeypatch.setenv(PROBES, "1")
-        assert gate(cpu().library, 1, [record(x)]) is not None
+        assert native_guard(cpu().library, 1, [record(x)]) is not None
         monkeypatch.setenv(PROBES, "0")
-        assert gate(cpu().library, 1, [record(x)]) is None
+        assert native_guard(cpu().library, 1, [record(x)]) is None
 
 
 def test_python_without_its_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_calls_in_python(frozen: bool, dynamic: bool, monkeypatch: pytest.Monkey
         fast = torchair.compile(
             model, torch.randn(3, 8), config=config, dynamic=dynamic, on_mismatch="recompile"
         )
-    assert native_gate(1, [Same(0, 3)]) is None
+    assert argument_guard(1, [Same(0, 3)]) is None
 
     def check(*args: Any) -> None:
         torch.testing.assert_close(fast(*args), model(*args), rtol=1e-4, atol=1e-5)
@@ -121,7 +121,7 @@ def test_calls_in_python(frozen: bool, dynamic: bool, monkeypatch: pytest.Monkey
 def test_what_is_held_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROBES, "0")
     a, b = torch.randn(40, 50), torch.randn(3)
-    held = Held({0: a, 1: b}, 2, copied=[0])
+    held = FrozenTensors({0: a, 1: b}, 2, copied=[0])
     assert held.native([a, b]) is None
     assert held.same([a, b]) and not held.same([b, a])
     a.data[17, 23] += 1
@@ -137,6 +137,7 @@ def test_a_whole_process_in_python() -> None:
         "assert layouts.known() is None\n"
     )
     subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], check=True,
+        [sys.executable, "-W", "error", "-c", program],
+        check=True,
         env={**os.environ, PROBES: "0"},
-    )  # fmt: skip
+    )

@@ -51,9 +51,18 @@ REAL = [
     "Tanh", "Reciprocal", "Log",
 ]  # fmt: skip
 ANY_NUMBER = [
-    "Abs", "Ceil", "Floor", "Neg", "Round", "Sign", "Square", "Trunc", "IsNan", "IsInf",
+    "Abs",
+    "Ceil",
+    "Floor",
+    "Neg",
+    "Round",
+    "Sign",
+    "Square",
+    "Trunc",
+    "IsNan",
+    "IsInf",
     "IsFinite",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=named)
@@ -86,15 +95,30 @@ def test_logarithm(attrs):
 # ---- two operands ----
 
 ARITHMETIC = [
-    "Add", "Sub", "Mul", "Maximum", "Minimum",
-]  # fmt: skip
+    "Add",
+    "Sub",
+    "Mul",
+    "Maximum",
+    "Minimum",
+]
 DIVISION = [
-    "Div", "RealDiv", "TruncateDiv", "FloorDiv", "FloorMod", "Mod",
-]  # fmt: skip
+    "Div",
+    "RealDiv",
+    "TruncateDiv",
+    "FloorDiv",
+    "FloorMod",
+    "Mod",
+]
 COMPARISON = [
-    "Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd",
+    "Equal",
+    "NotEqual",
+    "Greater",
+    "GreaterEqual",
+    "Less",
+    "LessEqual",
+    "LogicalAnd",
     "LogicalOr",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=named)

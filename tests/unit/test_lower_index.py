@@ -386,7 +386,7 @@ def test_narrower_processors(bits):
 
 def fused(build, *tensors, reduced=(), threads=2):
     """Lower all nodes of a graph into one nest over the dims of the last result, and compare with
-    the catalogue. The kinds of expressions in the nest are returned."""
+    the operator table. The kinds of expressions in the nest are returned."""
     with Graph("g", infer) as graph:
         inputs = [
             Data(index=k, dtype=torch_to_ge(t.dtype), shape=list(t.shape), placement="NPU")

@@ -175,8 +175,15 @@ def test_layer_norm_gradients_of_parameters_are_declined():
 
 # ---- reductions ----
 
-PLAIN = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "EuclideanNorm",
-         "ReduceLogSumExp"]  # fmt: skip
+PLAIN = [
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "EuclideanNorm",
+    "ReduceLogSumExp",
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=named)

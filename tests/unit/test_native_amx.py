@@ -10,8 +10,8 @@ import torch
 from amx_machine import MACHINE, interpreted
 from torchair.codegen.cpu.jit import Library, assembly, host, run_kernel
 from torchair.codegen.cpu.matmul.kernel import product
-from torchair.codegen.numbers import Word
 from torchair.codegen.requests import MatMul, Product, stored
+from torchair.codegen.sizes import Word
 from torchair.codegen.target import Generated
 from torchair.codegen.text.writer import Machine
 
@@ -41,17 +41,30 @@ def operand(m: int, k: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor
 
 
 def check(
-    m: int, n: int, k: int, layout: str = "nk", packed: bool = True, symbolic: bool = False,
-    invariant: bool = False, threads: int = 2,
-) -> torch.Tensor:  # fmt: skip
+    m: int,
+    n: int,
+    k: int,
+    layout: str = "nk",
+    packed: bool = True,
+    symbolic: bool = False,
+    invariant: bool = False,
+    threads: int = 2,
+) -> torch.Tensor:
     """A product of bfloat16, compared with float64; its results."""
     a, b = operand(m, k), operand(n, k) if layout == "nk" else operand(k, n)
     strides = (0, 1, b.stride(0)) if layout == "nk" else (0, b.stride(0), 1)
     rows = Word(4) if symbolic else m
     spec = MatMul(
-        "bf16", 1, rows, n, k, (0, a.stride(0), 1), strides, layout if packed else "",
+        "bf16",
+        1,
+        rows,
+        n,
+        k,
+        (0, a.stride(0), 1),
+        strides,
+        layout if packed else "",
         batch_invariant=invariant,
-    )  # fmt: skip
+    )
     out = torch.full((m, n), 7.0)
     made = product(Product(spec, stored((1, rows, n), (0, n, 1), "f32", 3, "f32")), WIDE, "amx")
     given = made.pack[1](b) if packed else b
@@ -100,9 +113,16 @@ def test_rows_do_not_depend_on_those_beside_them():
         torch.manual_seed(0)
         a, b = operand(40, 256)[:rows], operand(70, 256)
         spec = MatMul(
-            "bf16", 1, Word(4), 70, 256, (0, a.stride(0), 1), (0, 1, b.stride(0)), "nk",
+            "bf16",
+            1,
+            Word(4),
+            70,
+            256,
+            (0, a.stride(0), 1),
+            (0, 1, b.stride(0)),
+            "nk",
             batch_invariant=True,
-        )  # fmt: skip
+        )
         end = stored((1, Word(4), 70), (0, 70, 1), "f32", 3, "f32")
         made, out = product(Product(spec, end), WIDE, "amx"), torch.zeros(rows, 70)
         launched(made, [a, made.pack[1](b), out], [rows], 1)

@@ -44,8 +44,8 @@ from torchair.codegen.loops import (
     simplify,
     size,
 )
-from torchair.codegen.numbers import Book, Word
 from torchair.codegen.pieces import pieces
+from torchair.codegen.sizes import GuardSet, Word
 from torchair.codegen.text.memory import masked_load
 from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter, Machine
@@ -120,7 +120,9 @@ def test_softmax(columns: int, dynamic: bool, dtype: str) -> None:
 
 def test_a_nest_prints_as_loops() -> None:
     nest, _ = layer_norm(3, 17)
-    assert str(nest) == """\
+    assert (
+        str(nest)
+        == """\
 for a0 in range(3)
 for a1 in range(17)  # reduced
     t0 = f32 word0[17 * a0 + a1]
@@ -130,6 +132,7 @@ for a1 in range(17)  # reduced
     t4 = sum(t3 * t3)
     f32 word3[17 * a0 + a1] = ((t3 * rsqrt((t4 / 17.0) + 1e-05)) * f32 word1[a1]) + f32 word2[a1]
     f32 word4[a0] = t2"""
+    )
 
 
 def test_places_that_depend_on_data_print_as_they_are() -> None:
@@ -139,21 +142,24 @@ def test_places_that_depend_on_data_print_as_they_are() -> None:
     x = load(Access(0, "bf16", (0, 1), Word(64), row, inside))
     y = op("where", inside, x, const(float("inf"), "f32"))
     nest = Nest((Word(65), 6), (Store(Access(2, "bf16", (6, 1)), cast(y, "f32")),))
-    assert str(nest) == """\
+    assert (
+        str(nest)
+        == """\
 for a0 in range(n65)
 for a1 in range(6)
     t0 = i64 word1[a0]
     t1 = (t0 >= 0) & (t0 < 9)
     bf16 word2[6 * a0 + a1] = where(t1, (bf16 word0[a1 + t0 * 6 + n64] if t1), inf)"""
+    )
 
 
 def test_printing_decides_nothing() -> None:
-    book = Book()
-    rows, columns = book.number(5), book.number(1)
+    guards = GuardSet()
+    rows, columns = guards.variable(5), guards.variable(1)
     x = load(Access(0, "f32", (columns, 1)))
     text = str(Nest((rows, columns), (Store(Access(1, "f32", (columns, 1)), x),)))
     assert "range(s[0]=5)" in text
-    assert book.recipe()([7, 3]) is not None
+    assert guards.recipe()([7, 3]) is not None
 
 
 def test_short_rows_have_no_loop() -> None:
@@ -379,10 +385,13 @@ def run_binary(kind: str, dtype: str, a: np.ndarray, b: np.ndarray, machine: Mac
 
 def as_torch(kind: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     functions = {
-        "min": torch.minimum, "max": torch.maximum, "floordiv": torch.floor_divide,
+        "min": torch.minimum,
+        "max": torch.maximum,
+        "floordiv": torch.floor_divide,
         "div": partial(torch.div, rounding_mode="trunc" if a.dtype.kind in "iu" else None),
-        "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
-    }  # fmt: skip
+        "shl": torch.bitwise_left_shift,
+        "shr": torch.bitwise_right_shift,
+    }
     function = functions.get(kind) or getattr(torch, kind)
     return function(torch.from_numpy(a), torch.from_numpy(b)).numpy()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchair.codegen.numbers import Book, Number, largest, same, value_of
+from torchair.codegen.sizes import GuardedInt, GuardSet, largest, same, value_of
 
 SIGNS: list[Callable[[Any, Any], Any]] = [
     lambda a, b: a + b,
@@ -42,12 +42,12 @@ def program(seed: int, sizes: list[Any]) -> tuple[list[Any], list[bool]]:
 def test_a_recipe_does_what_the_program_does_or_says_that_it_cannot(seed):
     pick = random.Random(seed)
     sizes = [[pick.randint(0, 9) for _ in range(3)] for _ in range(40)]
-    book, outer = Book(), Book()
-    values, decided = program(seed, [book.number(n) for n in sizes[0]])
-    wanted = [v for v in values if isinstance(v, Number)]
-    recipe = book.recipe(wanted)
+    guards, outer = GuardSet(), GuardSet()
+    values, decided = program(seed, [guards.variable(n) for n in sizes[0]])
+    wanted = [v for v in values if isinstance(v, GuardedInt)]
+    recipe = guards.recipe(wanted)
     assert recipe(sizes[0]) == tuple(v.value for v in wanted)
-    composed = recipe([outer.number(n) for n in sizes[0]])
+    composed = recipe([outer.variable(n) for n in sizes[0]])
     assert composed is not None
     fits = 0
     for other in sizes:
@@ -55,44 +55,44 @@ def test_a_recipe_does_what_the_program_does_or_says_that_it_cannot(seed):
         found = recipe(other)
         if found is not None:
             fits += 1
-            kept = [p for p, v in zip(plain, values, strict=True) if isinstance(v, Number)]
+            kept = [p for p, v in zip(plain, values, strict=True) if isinstance(v, GuardedInt)]
             assert (list(found), again) == (kept, decided)
-        through = outer.recipe([c for c in composed if isinstance(c, Number)])(other)
+        through = outer.recipe([c for c in composed if isinstance(c, GuardedInt)])(other)
         assert (through is None) == (found is None)
         if found is not None and through is not None:
             rest = iter(through)
-            assert [next(rest) if isinstance(c, Number) else c for c in composed] == list(found)
+            assert [next(rest) if isinstance(c, GuardedInt) else c for c in composed] == list(found)
     assert fits
 
 
 def test_what_divides_is_looked_at_before():
-    book = Book()
-    a, b = book.number(12), book.number(4)
+    guards = GuardSet()
+    a, b = guards.variable(12), guards.variable(4)
     assert b != 0
-    recipe = book.recipe([a // b])
+    recipe = guards.recipe([a // b])
     assert recipe([7, 2]) == (3,)
     assert recipe([7, 0]) is None
 
 
 def test_a_number_that_becomes_an_int_serves_that_value_only():
-    book = Book()
-    n = book.number(3)
+    guards = GuardSet()
+    n = guards.variable(3)
     assert list(range(n)) == [0, 1, 2]
-    assert book.recipe()([3]) == () and book.recipe()([4]) is None
+    assert guards.recipe()([3]) == () and guards.recipe()([4]) is None
 
 
 def test_sameness_decides_nothing():
-    book = Book()
-    a, b = book.number(3), book.number(3)
+    guards = GuardSet()
+    a, b = guards.variable(3), guards.variable(3)
     assert same(a + b, a + b) and not same(a, b) and same(4, 4) and not same(a, 3)
     assert value_of(largest(a, 9)) == 9
-    assert book.recipe()([1, 2]) == ()
+    assert guards.recipe()([1, 2]) == ()
 
 
 def test_words_are_those_that_were_handed_out():
-    book = Book()
-    a, b = book.number(3), book.number(5)
-    words = [book.word(n, 8) for n in (a * b, 7, a * b, b)]
+    guards = GuardSet()
+    a, b = guards.variable(3), guards.variable(5)
+    words = [guards.word(n, 8) for n in (a * b, 7, a * b, b)]
     assert words[1] == 7 and words[0] == words[2] != words[3]
-    assert book.recipe()([2, 9]) == (18, 9)
+    assert guards.recipe()([2, 9]) == (18, 9)
     assert repr(a * b + 1) == "((s[0] * s[1]) + 1)=16"

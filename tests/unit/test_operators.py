@@ -23,7 +23,7 @@ def test_the_sides_of_a_row_fit(row):
     assert row.host <= ports(row)
     assert row.types and row.types <= ANY
     assert row.is_native or row.types == ANY, "types of native code that is not there"
-    assert row.loops is None or row.head is None
+    assert row.loops is None or row.anchor is None
     if row.loops is None:
         return
     kind = row.loops.kind

@@ -185,11 +185,26 @@ def test_dims_beyond_the_parser_become_plain_symbols() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os')", "s0.x", "9**9**9", "s0**s1", "s0/2", "[1]", "1.5", "s0 if 1 else 2",
-     "1]+[2", "FloorDiv(s0, 0)", "exec(s0)", "(" * 300, "-" * 4000 + "1", "s0" * 5000, "f'{s0}'",
-     "lambda: 1"],
+    [
+        "__import__('os')",
+        "s0.x",
+        "9**9**9",
+        "s0**s1",
+        "s0/2",
+        "[1]",
+        "1.5",
+        "s0 if 1 else 2",
+        "1]+[2",
+        "FloorDiv(s0, 0)",
+        "exec(s0)",
+        "(" * 300,
+        "-" * 4000 + "1",
+        "s0" * 5000,
+        "f'{s0}'",
+        "lambda: 1",
+    ],
     ids=lambda text: text[:20],
-)  # fmt: skip
+)
 def test_other_text_is_not_a_shape(text: str) -> None:
     with pytest.raises(SerializationError):
         parse_dims(text)

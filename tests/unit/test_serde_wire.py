@@ -93,8 +93,11 @@ def test_field_numbers() -> None:
     assert own["a_bytes"].keys() == {7} and own["a_tensor"].keys() == {12}
     assert table(own["l_text"][1][0]) == {2: [b"", b"b,c"]} and own["e_text"] == {1: [b""]}
     assert [table(own[f"e_{t}"][1][0])[20] for t in ("int", "float", "bool", "type")] == [
-        [2], [3], [4], [10]
-    ]  # fmt: skip
+        [2],
+        [3],
+        [4],
+        [10],
+    ]
     assert own["ll_int"].keys() == {14} and own["ll_float"].keys() == {16}
 
 

@@ -283,9 +283,13 @@ def special_rows(dtype: torch.dtype, count: int) -> torch.Tensor:
 
 _AXES = ([1],)
 REDUCTIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], bool]] = [
-    ("ReduceSum", _AXES, {}, True), ("ReduceMax", _AXES, {}, True), ("ReduceMin", _AXES, {}, True),
-    ("ReduceProd", _AXES, {}, True), ("ReduceMean", _AXES, {}, False),
-    ("ReduceLogSumExp", _AXES, {}, True), ("EuclideanNorm", _AXES, {}, False),
+    ("ReduceSum", _AXES, {}, True),
+    ("ReduceMax", _AXES, {}, True),
+    ("ReduceMin", _AXES, {}, True),
+    ("ReduceProd", _AXES, {}, True),
+    ("ReduceMean", _AXES, {}, False),
+    ("ReduceLogSumExp", _AXES, {}, True),
+    ("EuclideanNorm", _AXES, {}, False),
     ("LpNormV2", (), {"p": 1.0, "axes": [1]}, True),
     ("LpNormV2", (), {"p": 2.0, "axes": [1]}, False),
     ("LpNormV2", (), {"p": 3.0, "axes": [1]}, False),
@@ -293,10 +297,12 @@ REDUCTIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], bool]] = [
     ("LpNormV2", (), {"p": 2.0**31, "axes": [1]}, True),
     ("LpNormV2", (), {"p": -(2.0**31), "axes": [1]}, True),
     ("ReduceStdV2", (), {"dim": [1]}, True),
-    ("SoftmaxV2", (), {"axes": [1]}, True), ("LogSoftmaxV2", (), {"axes": [1]}, True),
+    ("SoftmaxV2", (), {"axes": [1]}, True),
+    ("LogSoftmaxV2", (), {"axes": [1]}, True),
     ("ArgMaxWithValue", (), {"dimension": 1}, True),
-    ("ArgMinWithValue", (), {"dimension": 1}, True), ("LayerNormV4", ([19], None, None), {}, False),
-]  # fmt: skip
+    ("ArgMinWithValue", (), {"dimension": 1}, True),
+    ("LayerNormV4", ([19], None, None), {}, False),
+]
 """Operators with inputs and attributes, and whether they hold for numbers at the ends of the range
 too: sums of squares and the sum inside of a mean leave the type of their operands."""
 

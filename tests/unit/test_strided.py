@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchair.codegen.numbers import Book, Number, value_of
+from torchair.codegen.sizes import GuardedInt, GuardSet, value_of
 from torchair.engine.strides import Strided
 
 FIRST = (4, 3, 6)
@@ -67,7 +67,6 @@ def told(x: Any) -> Any:
     return tuple(x.shape), tuple(x.stride()), x.storage_offset(), x.is_contiguous()
 
 
-
 @pytest.mark.parametrize("seed", range(150))
 def test_views_are_those_of_torch(seed):
     real = walk(seed, torch.empty(FIRST, device="meta"), FIRST)
@@ -84,12 +83,12 @@ def test_views_are_those_of_torch(seed):
 
 @pytest.mark.parametrize("seed", range(150))
 def test_views_of_numbers_are_those_of_torch_for_all_sizes_they_fit(seed):
-    book = Book()
-    sizes = (book.number(FIRST[0]), book.number(FIRST[1]), FIRST[2])
+    guards = GuardSet()
+    sizes = (guards.variable(FIRST[0]), guards.variable(FIRST[1]), FIRST[2])
     mine = walk(seed, Strided(sizes, None, torch.float32), sizes)
     found = [(*x.shape, *x.stride(), x.storage_offset()) for x in mine]
-    numbers = [n for one in found for n in one if isinstance(n, Number)]
-    recipe = book.recipe(numbers)
+    numbers = [n for one in found for n in one if isinstance(n, GuardedInt)]
+    recipe = guards.recipe(numbers)
     fits = 0
     for other in OTHERS:
         values = recipe(other[:2])
@@ -99,7 +98,7 @@ def test_views_of_numbers_are_those_of_torch_for_all_sizes_they_fit(seed):
         real = walk(seed, torch.empty(other, device="meta"), other, len(mine) - 1)
         rest = iter(values)
         for x, one, layout in zip(real, found, mine, strict=True):
-            given = [next(rest) if isinstance(n, Number) else n for n in one]
+            given = [next(rest) if isinstance(n, GuardedInt) else n for n in one]
             if 0 in x.shape:
                 assert given[: x.dim()] == list(x.shape)
                 continue
@@ -110,9 +109,9 @@ def test_views_of_numbers_are_those_of_torch_for_all_sizes_they_fit(seed):
 
 
 def test_a_layout_with_the_same_formulas_is_contiguous_for_all_sizes():
-    book = Book()
-    n, m = book.number(5), book.number(7)
+    guards = GuardSet()
+    n, m = guards.variable(5), guards.variable(7)
     x = Strided((n, m, 4), None, torch.float32)
     assert x.is_contiguous() and value_of(x.numel()) == 140
     assert not x.permute((1, 0, 2)).is_contiguous()
-    assert book.recipe()([9, 3]) == () and book.recipe()([9, 1]) is None
+    assert guards.recipe()([9, 3]) == () and guards.recipe()([9, 1]) is None

@@ -23,7 +23,7 @@ import torch
 
 from torchair.configs.compiler_config import CaptureOptions
 from torchair.engine.plan.records import extent
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.errors import InputError
 from torchair.torch_private.functions import foreach_copy, neg_view
 
@@ -41,7 +41,7 @@ class ArgumentKinds:
 
 
 @dataclass(frozen=True)
-class Kept:
+class FixedResult:
     """A result that is not in the pool: None, a number, or a tensor that the graph holds."""
 
     value: Any
@@ -67,7 +67,7 @@ class Pooled:
     twin: int = 0
 
 
-ResultSource = Kept | OfArgument | Pooled
+ResultSource = FixedResult | OfArgument | Pooled
 
 
 def pooled(tensor: torch.Tensor, group: int, twin: int) -> Pooled:
@@ -108,9 +108,11 @@ def view_of(
 
 
 def misfit(
-    index: int, got: torch.Tensor, expected: torch.Tensor,
+    index: int,
+    got: torch.Tensor,
+    expected: torch.Tensor,
     also: Literal["", "strides", "device"] = "",
-) -> InputError:  # fmt: skip
+) -> InputError:
     """What is to be raised for an input that cannot stand for the one that was captured; `also`
     names what matters beside type and dims."""
 
@@ -136,7 +138,8 @@ def brought(index: int, given: torch.Tensor, first: torch.Tensor) -> torch.Tenso
 class Recording(abc.ABC):
     """A captured graph for one key. A call is `feed`, `replay`, `write_back`, `results`."""
 
-    held: Held | None = None  # arguments of which it has copies, another object after each change
+    # arguments of which it has copies, another object after each change
+    frozen_tensors: FrozenTensors | None = None
     by_operators = False  # whether a call is calls of torch operators
 
     @abc.abstractmethod
@@ -221,10 +224,10 @@ class PooledRecording(Recording):
     """A recording whose replays leave results in the memory of a pool."""
 
     sources: list[ResultSource]  # one for each result of the graph, known after the first replay
-    outputs: Shared | Copied
+    outputs: SharedResults | Copied
 
     def __init__(self, share_results: bool) -> None:
-        self.outputs = Shared() if share_results else Copied()
+        self.outputs = SharedResults() if share_results else Copied()
 
     @abc.abstractmethod
     def storage(self, group: int) -> torch.UntypedStorage:
@@ -287,7 +290,7 @@ class Copied:
 
 def _reader(source: ResultSource, pooled: list[Pooled]) -> Callable[[Any, Any], Any]:
     """A function from the tensors made of copies and the arguments of a call to a result."""
-    if isinstance(source, Kept):
+    if isinstance(source, FixedResult):
         value = source.value
         return lambda tensors, args: value
     if isinstance(source, OfArgument):
@@ -323,22 +326,22 @@ def _tensor(storage: torch.UntypedStorage, source: Pooled, offset: int) -> torch
         return over(storage, source.dtype, source.shape, source.strides, offset)
 
 
-class Shared:
+class SharedResults:
     """Results in the memory of the pool, as the option `share_results` asks for them."""
 
     def __init__(self) -> None:
-        self._held: tuple[Any, ...] | None = None
+        self._results: tuple[Any, ...] | None = None
         self._alive: dict[int, weakref.ref[torch.Tensor]] = {}
         self._plain: bool | None = None
         self.rebuilt = 0  # times that tensors had to be made
 
     def take(self, recording: PooledRecording, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
         """Results of the call that has just run; `hold` keeps the tensors for the next calls."""
-        results = self._held
+        results = self._results
         if results is None:
             results = self._collect(recording)
             if hold:
-                self._held = results
+                self._results = results
         sources = recording.sources
         if self._plain is None:
             self._plain = not any(isinstance(s, OfArgument) for s in sources)
@@ -366,8 +369,8 @@ class Shared:
                 known[source] = _tensor(storages[source.group], source, source.offset)
                 self._alive[k] = weakref.ref(known[source])
         self.rebuilt += len(known) > alive
-        return tuple(s.value if isinstance(s, Kept) else known.get(s) for s in sources)
+        return tuple(s.value if isinstance(s, FixedResult) else known.get(s) for s in sources)
 
     def release(self) -> None:
         """Hold results no longer: from now on only the user does."""
-        self._held = None
+        self._results = None

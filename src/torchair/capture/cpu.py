@@ -18,10 +18,10 @@ from torchair.codegen.cpu.jit import ALIGNMENT
 from torchair.engine.plan.inputs import result_maker, viewer
 from torchair.engine.plan.records import picker
 from torchair.engine.run.fixed import Placed
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.native import same_as
-from torchair.engine.session.recording import Recording
-from torchair.ge.signature import Computed, ComputedScalar, InputView, Result, ResultView
+from torchair.engine.session.recording import PlanRecording
+from torchair.ge.signature import Computed, ComputedScalar, GraphResult, InputView, ResultView
 from torchair.locks import Lock
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class FixedRecording(base.PooledRecording):
             self._block = pool.take(size, options.reuse, fixed)
             return self._block.memory[:size]
 
-        self._edition = graph.session.edition_for(inputs)
-        self._program = Recording(self._edition, inputs).fix(memory)
+        self._variant = graph.session.variant_for(inputs)
+        self._program = PlanRecording(self._variant, inputs).fix(memory)
         self._hold(len(args))
         self._sizes = [
             args[a] if dim is None else args[a].shape[dim]
@@ -132,21 +132,23 @@ class FixedRecording(base.PooledRecording):
 
     def _hold(self, count: int) -> None:
         """Remember the weights that were packed, among so many arguments."""
-        self._packed = packed = self._edition.held
+        self._packed = packed = self._variant.frozen_tensors
         if packed is not None:
             place = {k: self._graph.state.inputs[k].args[0] for k in packed.tensors}
             tensors = {place[k]: t for k, t in packed.tensors.items()}
-            self.held = Held(tensors, count, [place[k] for k in packed.copied], packed.contents)
+            self.frozen_tensors = FrozenTensors(
+                tensors, count, [place[k] for k in packed.copied], packed.contents
+            )
 
     def renew(self, args: Sequence[Any]) -> bool:
-        if self.held is None or self.held.same(args):
+        if self.frozen_tensors is None or self.frozen_tensors.same(args):
             return True
         before = self._packed
         assert before is not None
-        before.add_hits(self.held.hits)
-        edition = self._graph.session.edition_for(self._graph.collect(args))
-        now = edition.held
-        if edition is not self._edition or now is None:
+        before.add_hits(self.frozen_tensors.hits)
+        variant = self._graph.session.variant_for(self._graph.collect(args))
+        now = variant.frozen_tensors
+        if variant is not self._variant or now is None:
             return False
         if now is not before:
             self._hold(len(args))
@@ -221,7 +223,7 @@ class FixedRecording(base.PooledRecording):
         self.write_back(args)
         return self.results(args, hold)
 
-    def _source(self, number: int, result: Result, names: list[str]) -> base.ResultSource:
+    def _source(self, number: int, result: GraphResult, names: list[str]) -> base.ResultSource:
         sizes = self._sizes
         if isinstance(result, Computed):
             return self._computed(result, 0 if result.same else 1 + number)
@@ -233,7 +235,7 @@ class FixedRecording(base.PooledRecording):
         make = result_maker(result, names)
         if isinstance(result, InputView):
             return base.OfArgument(lambda args: make((), args, sizes))
-        return base.Kept(make((), self._numbers, sizes))
+        return base.FixedResult(make((), self._numbers, sizes))
 
     def _computed(self, result: Computed, twin: int) -> base.ResultSource:
         place, same = self._program.places[result.index], result.same
@@ -241,7 +243,7 @@ class FixedRecording(base.PooledRecording):
             like = place.dtype, place.shape, place.strides, place.offset
             return base.Pooled(place.piece, *like, twin)
         if isinstance(place, torch.Tensor):
-            return base.Kept(place if same else torch.ops.aten.alias.default(place))
+            return base.FixedResult(place if same else torch.ops.aten.alias.default(place))
         position = self._graph.state.inputs[place].args[0]
         if same:
             return base.OfArgument(lambda args: args[position])
@@ -250,8 +252,8 @@ class FixedRecording(base.PooledRecording):
     def _view(self, result: ResultView, names: list[str]) -> base.ResultSource:
         """A view of a result, in the same memory."""
         of, make, sizes = self._computed(result.base, 0), viewer(result, names), self._sizes
-        if isinstance(of, base.Kept):
-            return base.Kept(make(of.value, sizes))
+        if isinstance(of, base.FixedResult):
+            return base.FixedResult(make(of.value, sizes))
         if isinstance(of, base.OfArgument):
             argument = of.make
             return base.OfArgument(lambda args: make(argument(args), sizes))

@@ -83,8 +83,6 @@ class Accelerator:
         return torch.random.fork_rng([device.index], device_type=self.kind)
 
 
-
-
 @cache
 def capture_stream(module: Any, device: torch.device) -> Any:
     """The stream of all captures on a device: allocators give the memory of a stream to that stream
@@ -179,9 +177,12 @@ class DeviceSubstrate(base.Substrate):
     """
 
     def __init__(
-        self, device: torch.device, pool: Handle | None, updates: Updates,
+        self,
+        device: torch.device,
+        pool: Handle | None,
+        updates: Updates,
         graph: GraphCall | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """With `graph` the engine's program of it is recorded, not the FX graph."""
         self._accelerator = Accelerator.of(device.type)
         self._module = self._accelerator.module
@@ -338,7 +339,7 @@ class ResultForms:
 
     def _source(self, result: Any) -> base.ResultSource:
         if not isinstance(result, torch.Tensor):
-            return base.Kept(result)
+            return base.FixedResult(result)
         address = result.untyped_storage().data_ptr()
         if address in self._positions and result.numel():
             position = self._positions[address]
@@ -349,9 +350,9 @@ class ResultForms:
         if result.device.type == "cpu":
             return base.OfArgument(lambda args: result.clone())
         if not result.numel():
-            return base.Kept(result.new_empty_strided(result.shape, result.stride()))
+            return base.FixedResult(result.new_empty_strided(result.shape, result.stride()))
         if address in self._constants:
-            return base.Kept(result)
+            return base.FixedResult(result)
         return self._pooled(result, address)
 
     def _pooled(self, result: torch.Tensor, address: int) -> base.Pooled:
@@ -439,9 +440,14 @@ class DeviceRecording(base.PooledRecording):
     """A device graph, what it reads and where its results are."""
 
     def __init__(
-        self, graph: Any, memory: PoolOwner, order: StreamOrder, feeds: list[Feed],
-        results: ResultForms, request: base.ToCapture,
-    ) -> None:  # fmt: skip
+        self,
+        graph: Any,
+        memory: PoolOwner,
+        order: StreamOrder,
+        feeds: list[Feed],
+        results: ResultForms,
+        request: base.ToCapture,
+    ) -> None:
         super().__init__(request.options.share_results)
         self._graph = graph
         self._memory = memory

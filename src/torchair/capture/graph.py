@@ -25,7 +25,7 @@ from torchair.capture.tape import TapeSubstrate
 from torchair.capture.updates import Updates
 from torchair.configs.compiler_config import Settings
 from torchair.devices import Device
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.errors import CaptureError
 from torchair.fallbacks import Fallback, note
 from torchair.locks import RLock
@@ -37,9 +37,9 @@ from torchair.trace import label
 if TYPE_CHECKING:
     from torchair.devices.base import GraphCall
 
-Run = Callable[[Sequence[Any]], Any]
+RunGraph = Callable[[Sequence[Any]], Any]
 
-Layout = tuple[int, tuple[int, ...], tuple[int, ...]]
+TensorLayout = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Where a tensor is: address, dims, strides."""
 
 _LIMITS = {False: "static_capture_size_limit", True: "capture_limit"}  # True: of npugraph_ex
@@ -96,9 +96,9 @@ class GraphMeta:
     key: str
     raw: Raw
     recording: base.Recording
-    mutated: list[tuple[int, Layout]]  # arguments that it updates, and where they are
+    mutated: list[tuple[int, TensorLayout]]  # arguments that it updates, and where they are
     frozen: list[Any]  # parameters that were promised to stay
-    held: Held | None  # what `serves` compares with
+    frozen_tensors: FrozenTensors | None  # what `serves` compares with
     limits: Any = None
     serves: Callable[[Sequence[Any]], bool] | None = None  # a quick test whether it is for a call
 
@@ -111,9 +111,12 @@ class AclGraph:
     """
 
     def __init__(
-        self, *, fx_graph: fx.GraphModule | None = None, fx_forward: base.Forward | None = None,
+        self,
+        *,
+        fx_graph: fx.GraphModule | None = None,
+        fx_forward: base.Forward | None = None,
         config: base.CaptureOptions | Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert (fx_graph is None) != (fx_forward is None), "give a graph or a function, one of them"
         self.forward: base.Forward = fx_graph if fx_graph is not None else fx_forward  # type: ignore[assignment]
         if not isinstance(config, base.CaptureOptions):
@@ -126,15 +129,16 @@ class AclGraph:
         self._lock = RLock()
         self._started = False
         self._watched = False  # whether the log shows single steps
-        self._uncaptured: Run | None = None
+        self._uncaptured: RunGraph | None = None
         self._given: Sequence[Any] = ()  # arguments that `process_input` had
         self.shown: Callable[[], AbstractContextManager[Any]] = nullcontext  # in a profile
 
     def load(
-        self, info: AclGraphCacheInfo,
+        self,
+        info: AclGraphCacheInfo,
         substrate: Callable[[Sequence[Any]], base.Substrate] | None = None,
-        uncaptured: Run | None = None,
-    ) -> None:  # fmt: skip
+        uncaptured: RunGraph | None = None,
+    ) -> None:
         """Take over what is known of the FX graph. `substrate` is asked once, with the arguments of
         the first call, how to capture on their device; without it calls are recorded one by one.
         `uncaptured` is how to run it without capture, the FX graph itself by default."""
@@ -240,7 +244,7 @@ class AclGraph:
             meta = self._moved(args)
         elif self._reason(meta, args) is None and meta.recording.renew(args):
             self._latest[self._rest(args)] = meta
-            if meta.recording.held is not meta.held:
+            if meta.recording.frozen_tensors is not meta.frozen_tensors:
                 self._keep_test(meta, args)
             return self._found(meta)
         if not self._started:
@@ -258,9 +262,9 @@ class AclGraph:
 
     def _keep_test(self, meta: GraphMeta, args: Sequence[Any]) -> None:
         """A quick test whether the next call is like this one, where no limits come into it."""
-        meta.held = meta.recording.held
+        meta.frozen_tensors = meta.recording.frozen_tensors
         if meta.limits is None and not self.options.force_recapture:
-            meta.serves = self._keys.test(args, self.kinds.mutated, meta.held)
+            meta.serves = self._keys.test(args, self.kinds.mutated, meta.frozen_tensors)
 
     def _found(self, meta: GraphMeta) -> GraphMeta:
         if self.options.evict:
@@ -340,8 +344,9 @@ class AclGraph:
     def _note_recapture(self, old: GraphMeta, args: Sequence[Any]) -> None:
         logger.debug(
             "The current AclGraph needs to be recaptured for fx_graph %s, graph key %s",
-            self.name, old.key,
-        )  # fmt: skip
+            self.name,
+            old.key,
+        )
         reason = self._reason(old, args)
         if reason is not None:
             self._count(reason)
@@ -411,8 +416,10 @@ class AclGraph:
             counts = [_counters()[f"{what}_{self.name}"] for what in counted]
             logger.debug(
                 "For graph %s : the count of captures is %s, and count of recaptures caused by "
-                "mutated inputs changed is %s", self.name, *counts,
-            )  # fmt: skip
+                "mutated inputs changed is %s",
+                self.name,
+                *counts,
+            )
 
 
 _own_counters: dict[str, Counter[str]] = {COUNTERS: Counter()}
@@ -432,7 +439,7 @@ def _counters() -> Any:
     return (dynamo.counters if dynamo is not None else _own_counters)[COUNTERS]
 
 
-def _layout(tensor: torch.Tensor) -> Layout:
+def _layout(tensor: torch.Tensor) -> TensorLayout:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
@@ -443,8 +450,10 @@ def _timed(phase: str, function: Callable[..., Any]) -> Iterator[None]:
     yield
     logger.debug(
         "The operation of [npugraph_ex overhead] %s phase (function name: %s) cost %.9fs.",
-        phase, function.__name__, time.perf_counter() - start,
-    )  # fmt: skip
+        phase,
+        function.__name__,
+        time.perf_counter() - start,
+    )
 
 
 def substrate_for(
@@ -465,9 +474,13 @@ def substrate_for(
 
 
 def wired(
-    graph: AclGraph, info: AclGraphCacheInfo, device: Device, engine: GraphCall | None,
-    updates: Updates, results: Sequence[str],
-) -> Run:  # fmt: skip
+    graph: AclGraph,
+    info: AclGraphCacheInfo,
+    device: Device,
+    engine: GraphCall | None,
+    updates: Updates,
+    results: Sequence[str],
+) -> RunGraph:
     """What a call of a graph enters, through what its device must do. `results` are the devices of
     its results."""
     find = partial(substrate_for, engine=engine, pool=info.pool, updates=updates)
@@ -485,15 +498,22 @@ class CapturedGraph:
     """A graph in the engine, captured as an AclConcreteGraph is, without the FX graph."""
 
     def __init__(
-        self, engine: GraphCall, name: str, device: Device, known: Mapping[str, Any],
+        self,
+        engine: GraphCall,
+        name: str,
+        device: Device,
+        known: Mapping[str, Any],
         settings: Settings,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`known` comes from `storable`."""
         options = settings.capture.settled()
         arguments = {k: v for k, v in known.items() if k != "results"}
         info = AclGraphCacheInfo(
-            fx_graph_name=name, pool=options.pool,
-            capture_error_mode=options.error_mode, num_warmup_iters=options.warmups, **arguments,
-        )  # fmt: skip
+            fx_graph_name=name,
+            pool=options.pool,
+            capture_error_mode=options.error_mode,
+            num_warmup_iters=options.warmups,
+            **arguments,
+        )
         self.graph = AclGraph(fx_forward=lambda *args: engine.call(args), config=options)
         self.entry = wired(self.graph, info, device, engine, Updates(), known["results"])

@@ -18,7 +18,7 @@ from torchair.capture.base import ArgumentKinds
 from torchair.codegen.cpu.identity import Known, test_of
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import picker
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.native import same_as
 from torchair.torch_private import tensors
 
@@ -90,17 +90,22 @@ class KeyMaker:
         )
 
     def test(
-        self, args: Sequence[Any], also: Sequence[int], held: Held | None
+        self, args: Sequence[Any], also: Sequence[int], frozen_tensors: FrozenTensors | None
     ) -> Callable[[Sequence[Any]], bool] | None:
         """A quick test whether a call that agrees in `rest` has the key of this one, the tensors
-        `also` where they are now, and what is `held` as it is; None where there is none."""
+        `also` where they are now, and what is `frozen_tensors` as it is; None where there is
+        none."""
         positions = [*self._parameters, *also]
         if not isinstance(args, list):
             return None
-        if held is None and not positions:
+        if frozen_tensors is None and not positions:
             return lambda others: True
         pick = picker(also)
-        still = _at_the_same_places(args, positions) if held is None else _holding(args, held, pick)
+        still = (
+            _at_the_same_places(args, positions)
+            if frozen_tensors is None
+            else _holding(args, frozen_tensors, pick)
+        )
         if not also:
             return still
         alike = same_as(pick(args)).check
@@ -145,8 +150,10 @@ def _at_the_same_places(
     return lambda others: list(map(torch.Tensor.data_ptr, pick(others))) == places
 
 
-def _holding(args: Sequence[Any], held: Held, pick: Any) -> Callable[[Sequence[Any]], bool]:
-    same, addresses = held.same, [t.data_ptr() for t in pick(args)]
+def _holding(
+    args: Sequence[Any], frozen_tensors: FrozenTensors, pick: Any
+) -> Callable[[Sequence[Any]], bool]:
+    same, addresses = frozen_tensors.same, [t.data_ptr() for t in pick(args)]
     if not addresses:
         return same
     return lambda others: same(others) and [t.data_ptr() for t in pick(others)] == addresses

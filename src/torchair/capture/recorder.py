@@ -34,19 +34,27 @@ from torchair.torch_private.dispatch import (
 )
 from torchair.torch_private.tensors import internal_overlap, storage_use_count
 
-Step = Callable[[], Any]
+ReplayStep = Callable[[], Any]
 _ATEN = torch.ops.aten
 
 # Results whose contents nobody may rely on: their memory is all that is needed.
 _UNSET = frozenset(
-    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::empty_permuted",
-     "aten::new_empty", "aten::new_empty_strided"}
-)  # fmt: skip
+    {
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::empty_permuted",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+    }
+)
 # Operators that copy, and which argument.
 _COPIES = {
-    _ATEN.clone.default: 0, _ATEN._to_copy.default: 0, _ATEN.lift_fresh_copy.default: 0,
+    _ATEN.clone.default: 0,
+    _ATEN._to_copy.default: 0,
+    _ATEN.lift_fresh_copy.default: 0,
     _ATEN.copy.default: 1,
-}  # fmt: skip
+}
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _COLLECTIVES = "_c10d_functional"
 # Operators that order work on streams: replays are in order anyway.
@@ -93,20 +101,20 @@ class Tape:
     """Recorded calls in their order."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ReplayStep] = []
         self.places: list[CallSite] = []
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def add(self, step: Step, place: CallSite) -> None:
+    def add(self, step: ReplayStep, place: CallSite) -> None:
         """Append a call."""
         self.steps.append(step)
         self.places.append(place)
 
     def replay(self) -> None:
         """Make all calls again, below autograd and autocast as they were recorded."""
-        step: Step | None = None
+        step: ReplayStep | None = None
         with below_autograd():
             try:
                 for step in self.steps:
@@ -248,9 +256,13 @@ class Recorder(TorchDispatchMode):
                 self._save(value)
 
     def _refuse_around(
-        self, place: CallSite, tensor: torch.Tensor, size: Any, stride: Any,
+        self,
+        place: CallSite,
+        tensor: torch.Tensor,
+        size: Any,
+        stride: Any,
         storage_offset: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Arguments of later calls may begin anywhere in their memory."""
         whole = self._copies.get(storage_id(tensor))
         if whole is False or (whole and storage_offset is not None):
@@ -320,7 +332,7 @@ class Recorder(TorchDispatchMode):
         if form is not None:
             self.tape.add(form(args, kwargs, outs), place)
             return
-        call: Step = partial(getattr(func, "_op", func), *args, **kwargs)
+        call: ReplayStep = partial(getattr(func, "_op", func), *args, **kwargs)
         if lists:
             call = _late_call(func, args, kwargs, lists)
         if any(out is not None for out in outs):
@@ -338,7 +350,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, list[int]]) -> Step:
+def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, list[int]]) -> ReplayStep:
     names = [a.name for a in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     fixed = {name: value for name, value in given.items() if name not in lists}
@@ -346,7 +358,7 @@ def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, list[int]]
 
 
 def _call_and_copy(
-    call: Step, outs: Sequence[torch.Tensor | None], place: CallSite, wait: bool
+    call: ReplayStep, outs: Sequence[torch.Tensor | None], place: CallSite, wait: bool
 ) -> None:
     """For operators that allocate their results."""
     for out, new in zip(outs, pytree.tree_leaves(call()), strict=True):
@@ -355,8 +367,9 @@ def _call_and_copy(
         if out.shape != new.shape:
             raise place.error(
                 f"made a result of {list(new.shape)} that was {list(out.shape)} when the graph was "
-                "captured: its size follows from data", SIZE_HINT
-            )  # fmt: skip
+                "captured: its size follows from data",
+                SIZE_HINT,
+            )
         if wait:
             torch.ops._c10d_functional.wait_tensor(new)
         unexpanded(out).copy_(unexpanded(new))
@@ -390,7 +403,7 @@ def _form(func: Any, args: Any, kwargs: Any, kept: Sequence[Any]) -> Any:
     return partial(_out_call, form)
 
 
-def _out_call(form: OutForm, args: Any, kwargs: Any, outs: Sequence[Any]) -> Step:
+def _out_call(form: OutForm, args: Any, kwargs: Any, outs: Sequence[Any]) -> ReplayStep:
     options = {k: v for k, v in kwargs.items() if k not in form.dropped}
     given = [list(outs)] if form.listed else outs
     return partial(form.op._op, *args, **options, **dict(zip(form.names, given, strict=True)))

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from torchair.devices.base import GraphCall
 
 _ATEN = torch.ops.aten
-_INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index",
-                       "_unsafe_index_put"})  # fmt: skip
+_INDEXING = frozenset(
+    {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+)
 _COPIES = frozenset({"_to_copy", "copy", "copy_", "device_put"})
 _SIZES = (_ATEN.sym_size.int, _ATEN.sym_stride.int, _ATEN.sym_numel.default)
 
@@ -102,24 +103,26 @@ def _not_captured(
     traceback.clear_frames(cause.__traceback__)  # they hold memory of the device
     return CaptureError(
         f"{name} cannot be captured: {lines[0] if lines else type(cause).__name__}",
-        node=node, source=None if origin is None else origin.line, hint=hint,
-    )  # fmt: skip
+        node=node,
+        source=None if origin is None else origin.line,
+        hint=hint,
+    )
 
 
 _HINT = "leave this part of the model out of torch.compile, so that the rest is captured"
 
 
 class NodeByNode(fx.Interpreter):
-    """Runs a graph node by node; `told.node` is where it is."""
+    """Runs a graph node by node; `position.node` is where it is."""
 
-    def __init__(self, graph: fx.GraphModule, told: Any) -> None:
+    def __init__(self, graph: fx.GraphModule, position: Any) -> None:
         super().__init__(graph)
         self.extra_traceback = False
-        self._told = told
+        self._position = position
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one."""
-        self._told.node = n
+        self._position.node = n
         return super().run_node(n)
 
     def forget(self) -> None:
@@ -240,8 +243,9 @@ class Rehearsal(TorchDispatchMode):
         if any(t.dim() and _memory_of(t) in self._arguments for t in on_host):  # numbers are keys
             raise Refusal(
                 f"{op} reads an argument that is on the CPU, and replays would read the value of "
-                "the first call again", "pass that argument on the device, or as a Python number"
-            )  # fmt: skip
+                "the first call again",
+                "pass that argument on the device, or as a Python number",
+            )
         if _changes_sides(op, args, kwargs):
             raise Refusal(f"{op} copies between host and device", "keep the value on the device")
         if len(on_host) < len(tensors) and _asks_device(op, args, kwargs):

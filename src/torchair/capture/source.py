@@ -21,9 +21,19 @@ from torchair.torch_private import symbols
 
 _LARGEST = 1024  # elements of a constant that is written out
 _PLAIN = frozenset(
-    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-     torch.float16, torch.bfloat16, torch.float32, torch.float64}
-)  # fmt: skip
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
 _KNOWN = {  # names that FX puts into its code without an import
     "inf": "from math import inf",
     "nan": "from math import nan",
@@ -114,9 +124,11 @@ if __name__ == "__main__":
 
 
 def render(
-    gm: fx.GraphModule, configs: Mapping[str, Any], cache_info: Any,
+    gm: fx.GraphModule,
+    configs: Mapping[str, Any],
+    cache_info: Any,
     inputs: Sequence[Any] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """The program of a graph.
 
     `configs` are the options of the run time and `cache_info` the dataclass that describes the
@@ -135,11 +147,13 @@ def render(
     }
     known = [(f.name, getattr(cache_info, f.name)) for f in dataclasses.fields(cache_info)]
     return _PROGRAM.format(
-        name=cache_info.fx_graph_name, args=", ".join(names),
+        name=cache_info.fx_graph_name,
+        args=", ".join(names),
         imports="\n".join(_imports(function.globals(), "\n".join(parts.values()))),
         options="".join(f'compile_configs["{k}"] = {_literal(v)}\n' for k, v in configs.items()),
-        fields="".join(f"    {k}={_literal(v)},\n" for k, v in known), **parts,
-    )  # fmt: skip
+        fields="".join(f"    {k}={_literal(v)},\n" for k, v in known),
+        **parts,
+    )
 
 
 def _imports(known: Mapping[str, Any], text: str) -> Iterator[str]:

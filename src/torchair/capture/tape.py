@@ -81,9 +81,10 @@ class TapeRecording(base.PooledRecording):
             with torch.inference_mode(False), below_autograd(), recorder:
                 results = [
                     r.resolve_conj().resolve_neg()
-                    if isinstance(r, torch.Tensor) and recorder.is_made(r) else r
+                    if isinstance(r, torch.Tensor) and recorder.is_made(r)
+                    else r
                     for r in _run(request.forward, given, recorder)
-                ]  # fmt: skip
+                ]
             sites.finish()
             self._describe(results, given, recorder)
         finally:
@@ -144,7 +145,7 @@ class TapeRecording(base.PooledRecording):
         groups: dict[int, int] = {}
         for result in results:
             if not isinstance(result, torch.Tensor):
-                self.sources.append(base.Kept(result))
+                self.sources.append(base.FixedResult(result))
             elif not recorder.is_made(result):
                 self.sources.append(self._from_outside(result, given))
             else:
@@ -164,7 +165,7 @@ class TapeRecording(base.PooledRecording):
             if storage_id(tensor) == storage_id(result):
                 self._rigid.add(i)
                 return base.OfArgument(base.view_of(i, tensor, result))
-        return base.Kept(result)
+        return base.FixedResult(result)
 
     def storage(self, group: int) -> torch.UntypedStorage:
         return self._groups[group].untyped_storage()

@@ -15,8 +15,8 @@ from torchair.fx.source import fx_text, origin_of
 from torchair.torch_private import pytree
 from torchair.torch_private.dispatch import OpOverload, TorchDispatchMode
 
-Element = tuple[Literal["index", "fixed"], int]
-Rule = tuple[Element, ...]
+ListElement = tuple[Literal["index", "fixed"], int]
+ListRule = tuple[ListElement, ...]
 """How to make a list for a call, one entry for each element: `("index", argument)` is the argument
 at that position, `("fixed", number)` a constant."""
 
@@ -31,10 +31,12 @@ class Updatable:
 
 _ATTENTION = {
     "npu.npu_fused_infer_attention_score": (
-        "actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len",
+        "actual_seq_lengths",
+        "actual_seq_lengths_kv",
+        "actual_shared_prefix_len",
     ),
     "npu.npu_fused_infer_attention_score_v2": ("actual_seq_qlen", "actual_seq_kvlen"),
-}  # fmt: skip
+}
 UPDATABLE: dict[str, Updatable] = {
     f"{name}.{form}": Updatable(lists)
     for name, lists in _ATTENTION.items()
@@ -77,7 +79,7 @@ class Updates:
     """What is to be updated in one FX graph. Equal rules of several nodes are one."""
 
     sites: tuple[Site, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ListRule, ...] = ()
     ignored: frozenset[int] = field(default=frozenset())
     """Numbers among the arguments that only updated lists use, so that no key needs them."""
 
@@ -89,7 +91,7 @@ class Updates:
         """For each node its operator and the parameters to update, as plain values."""
         return {site.node: (site.op, list(site.rules)) for site in self.sites}
 
-    def rulers(self) -> dict[str, dict[str, list[Element]]]:
+    def rulers(self) -> dict[str, dict[str, list[ListElement]]]:
         """For each node the rules of its parameters, as plain values."""
         return {
             site.node: {name: list(self.rules[rule]) for name, rule in site.rules.items()}
@@ -99,10 +101,10 @@ class Updates:
     @staticmethod
     def from_literals(
         parameters: Mapping[str, tuple[str, Sequence[str]]],
-        rulers: Mapping[str, Mapping[str, Sequence[Element]]],
+        rulers: Mapping[str, Mapping[str, Sequence[ListElement]]],
     ) -> Updates:
         """What `parameters` and `rulers` stand for."""
-        numbers: dict[Rule, int] = {}
+        numbers: dict[ListRule, int] = {}
         sites = tuple(
             Site(node, op, {name: _numbered(rulers[node][name], numbers) for name in names})
             for node, (op, names) in parameters.items()
@@ -138,7 +140,7 @@ def find_updates(gm: fx.GraphModule, on_device: bool = False) -> Updates:
     """Lists that replays of a graph update. On a device only operators with a form for capture."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     positions = {node: i for i, node in enumerate(placeholders)}
-    numbers: dict[Rule, int] = {}
+    numbers: dict[ListRule, int] = {}
     sites, uses = [], dict.fromkeys(placeholders, 0)
     for node in gm.graph.nodes:
         entry = UPDATABLE.get(str(node.target)) if node.op == "call_function" else None
@@ -156,7 +158,7 @@ def find_updates(gm: fx.GraphModule, on_device: bool = False) -> Updates:
     return Updates(tuple(sites), tuple(numbers), frozenset(ignored))
 
 
-def _numbered(rule: Sequence[Element], numbers: dict[Rule, int]) -> int:
+def _numbered(rule: Sequence[ListElement], numbers: dict[ListRule, int]) -> int:
     return numbers.setdefault(tuple((kind, n) for kind, n in rule), len(numbers))
 
 
@@ -170,10 +172,10 @@ def _arguments(node: fx.Node, names: Sequence[str]) -> Iterator[tuple[str, Any]]
             yield argument.name, value
 
 
-def _rule(node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]) -> Rule:
+def _rule(node: fx.Node, name: str, value: Any, positions: Mapping[fx.Node, int]) -> ListRule:
     if not isinstance(value, (list, tuple)):
         raise _error(node, name, f"must be a list, not {value!r}")
-    rule: list[Element] = []
+    rule: list[ListElement] = []
     for v in value:
         if isinstance(v, int):
             rule.append(("fixed", v))

@@ -20,9 +20,7 @@ FAILED = 2
 _INTERRUPTED = 130
 
 
-def main(
-    arguments: Sequence[str] | None = None, begin: Callable[[], None] = lambda: None
-) -> int:
+def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lambda: None) -> int:
     """Entry point of the `torchair` command; `begin` loads the package when a command runs."""
     options = parser().parse_args(arguments)
     command = COMMANDS[options.command]

@@ -126,9 +126,12 @@ def _run(parser: Parser) -> None:
 def _run_air(parser: Parser) -> None:
     parser.add_argument("model", help="a .air file")
     parser.add_argument(
-        "--input", action="append", default=[], metavar="[NAME=]FILE",
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
         help="a .npy file for an input; files without a name are taken in order",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--output", metavar="FOLDER", help="save results to this folder as .npy files"
     )
@@ -158,9 +161,12 @@ def _package(parser: Parser) -> None:
     parser.add_argument("-o", "--output", required=True, help="output file")
     parser.add_argument("--cpu", type=_names, metavar="NAMES", help=names)
     parser.add_argument(
-        "--gpu", type=_names, default=[], metavar="NAMES",
+        "--gpu",
+        type=_names,
+        default=[],
+        metavar="NAMES",
         help="GPU architectures to emit PTX for, e.g. sm_80,sm_90",
-    )  # fmt: skip
+    )
     parser.add_argument("--frozen", action="store_true", help="pack weights for faster kernels")
     parser.add_argument("--key", metavar="FILE", help="sign the package with this secret")
     parser.add_argument("--trust", action="store_true", help=_TRUST)
@@ -235,7 +241,9 @@ COMMANDS = {
         "compare two data dumps, or a graph with the dump of a card", f"{_FILES}:compare", _compare
     ),
     "run": Command(
-        "run a script with an emulated npu device", "torchair.ascend.emulate.launcher:run", _run,
+        "run a script with an emulated npu device",
+        "torchair.ascend.emulate.launcher:run",
+        _run,
         True,
     ),
     "run-air": Command("run a model file on arrays", "torchair.cli.run_air:run_air", _run_air),

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from torchair.cli.show import print_table
-from torchair.codegen.kept import store
-from torchair.codegen.tuned import NAME, TunedWay, merge, read
+from torchair.codegen.kernel_cache import store
+from torchair.codegen.tuned import NAME, TunedKernel, merge, read
 from torchair.deploy import packaging
 from torchair.deploy.exported import read_program, write_program
 from torchair.engine.inspect.check import check_graph
@@ -17,7 +17,7 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.ordering import mapping_assign_op_to_graph_output
 from torchair.errors import CommandError
 from torchair.operators import infer
-from torchair.progress import Steps
+from torchair.progress import Progress
 from torchair.serde import read_graph, write_graph
 from torchair.tools import compare_dumps
 from torchair.verification import card, roofline
@@ -30,7 +30,7 @@ def compare(options: argparse.Namespace) -> int:
     if options.second is None:
         raise CommandError("two dumps are compared; `--npu DUMP` compares one with a graph file")
     tolerance = compare_dumps.RTOL if options.rtol is None else options.rtol
-    with Steps("torchair compare") as steps:
+    with Progress("torchair compare") as steps:
         found = compare_dumps.compare(
             Path(options.first), Path(options.second), tolerance, steps.next
         )
@@ -46,7 +46,7 @@ def _compare_card(options: argparse.Namespace) -> int:
     if options.second is not None:
         raise CommandError("--npu takes one graph file beside the dump")
     graph = read_graph(options.first, infer)
-    with Steps("torchair compare") as steps:
+    with Progress("torchair compare") as steps:
         reports = card.judge_dump(graph, Path(options.npu), options.rtol or 0.0, steps.next)
     for report in reports:
         print(report)
@@ -57,7 +57,7 @@ def _compare_card(options: argparse.Namespace) -> int:
 
 
 def _print_times(options: argparse.Namespace) -> None:
-    rates = roofline.Rates(
+    rates = roofline.CardRates(
         options.bandwidth or roofline.BANDWIDTH, options.flops or roofline.FLOPS
     )
     kernels = roofline.by_time_lost(roofline.kernel_times(Path(options.profile)), rates)
@@ -93,12 +93,17 @@ def tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_tuned(rows: Sequence[TunedWay]) -> None:
+def _print_tuned(rows: Sequence[TunedKernel]) -> None:
     cells = [
-        (r.about, r.machine, r.way or "default", f"{r.microseconds:.1f}",
-         f"{r.usual / r.microseconds:.2f}x" if r.microseconds else "-")
+        (
+            r.about,
+            r.machine,
+            r.config or "default",
+            f"{r.microseconds:.1f}",
+            f"{r.usual / r.microseconds:.2f}x" if r.microseconds else "-",
+        )
         for r in rows
-    ]  # fmt: skip
+    ]
     print_table(f"{len(rows)} tuned kernels", ("kernel", "machine", "config", "us", "gain"), cells)
 
 
@@ -129,9 +134,13 @@ def export(options: argparse.Namespace) -> int:
 def package(options: argparse.Namespace) -> int:
     """`torchair package`: write a model with machine code for many processors."""
     made = packaging.package(
-        options.model, options.output, gpu=options.gpu, frozen_parameter=options.frozen,
+        options.model,
+        options.output,
+        gpu=options.gpu,
+        frozen_parameter=options.frozen,
         cpu=packaging.DEFAULT_PROCESSORS if options.cpu is None else options.cpu,
-        key=options.key, trust=options.trust,
-    )  # fmt: skip
+        key=options.key,
+        trust=options.trust,
+    )
     print(made)
     return 0

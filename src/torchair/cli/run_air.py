@@ -23,9 +23,10 @@ def run_air(options: argparse.Namespace) -> int:
     """What the command does; its exit status."""
     if is_archive(options.model):
         raise SerializationError(
-            "this is a program of torch.export", file=options.model,
+            "this is a program of torch.export",
+            file=options.model,
             hint=f"torchair export {options.model} -o model.air makes a model file of it",
-        )  # fmt: skip
+        )
     place = device_name(options.device)
     code = code_for(
         options.model, place, trust=options.trust, key=options.key, processor=options.processor

@@ -10,7 +10,7 @@ import torch
 from torchair.ascend.emulate import launcher
 from torchair.ascend.npu_page import npu_page
 from torchair.cli.show import print_table
-from torchair.codegen.numbers import Element
+from torchair.codegen.sizes import Element
 from torchair.configs.compiler_config import OPTION_ALIASES, OPTIONS, CompilerConfig, public_path
 from torchair.convert.table import TableLine, lines
 from torchair.engine.optimize.rules import TAKEN_APART, use_extensions
@@ -112,10 +112,15 @@ def options(given: argparse.Namespace) -> int:
 def _option_rows() -> list[tuple[str, str, str, str, str]]:
     """Path, legal values, default, modes and effect of every option."""
     return [
-        (public_path(path), option.accepts, repr(option.default), option.about.where,
-         option.about.effect)
+        (
+            public_path(path),
+            option.accepts,
+            repr(option.default),
+            option.about.where,
+            option.about.effect,
+        )
         for path, option in OPTIONS.items()
-    ]  # fmt: skip
+    ]
 
 
 def npu_operators_page() -> str:

@@ -1,4 +1,4 @@
 """Native code from plain descriptions: loop nests, matrix products, attention, convolution.
 
-Knows nothing of graphs, catalogue or tensors: what comes in are sizes, strides and expressions.
+Knows nothing of graphs, operators or tensors: what comes in are sizes, strides and expressions.
 """

@@ -12,32 +12,86 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from torchair.codegen import numbers
-from torchair.codegen.numbers import Element, Int, Size, Word, is_known, value_of
+from torchair.codegen import sizes
+from torchair.codegen.sizes import Element, Int, Size, Word, is_known, value_of
 
-Operator = Literal[
-    "add", "sub", "mul", "div", "neg", "abs", "min", "max", "eq", "ne", "lt", "le", "gt", "ge",
-    "and", "or", "xor", "not", "shl", "shr", "where", "floordiv", "remainder", "fmod", "isnan",
-    "isinf", "isfinite", "sign",
-]  # fmt: skip
+ExprOperator = Literal[
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "neg",
+    "abs",
+    "min",
+    "max",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "shl",
+    "shr",
+    "where",
+    "floordiv",
+    "remainder",
+    "fmod",
+    "isnan",
+    "isinf",
+    "isfinite",
+    "sign",
+]
 """Operators on values that need no maths library. On integers `div` truncates, `floordiv` and
 `remainder` follow Python; `min` and `max` of floats give NaN if either is; comparisons give bool;
 `where` takes a bool first; `and`, `or`, `xor`, `not` are bitwise on integers and logical on
 bool."""
 
 Maths = Literal[
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "cos", "cosh", "erf",
-    "erfc", "erfinv", "exp", "expm1", "floor", "gelu", "log", "log10", "log1p", "log2", "pow",
-    "round", "rsqrt", "sigmoid", "silu", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
-]  # fmt: skip
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "expm1",
+    "floor",
+    "gelu",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "pow",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]
 """Functions of the maths library."""
 
-Operation = Operator | Maths
+Operation = ExprOperator | Maths
 
-OPERATORS: frozenset[Operator] = frozenset(get_args(Operator))
+OPERATORS: frozenset[ExprOperator] = frozenset(get_args(ExprOperator))
 MATHS: frozenset[Maths] = frozenset(get_args(Maths))
 
-Source = Literal["const", "size", "axis", "load", "given", "cast", "narrow", "verify", "reduce"]
+ExprSource = Literal["const", "size", "axis", "load", "given", "cast", "narrow", "verify", "reduce"]
 """Kinds of expressions that are no operations, see `Expr`."""
 
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
@@ -74,7 +128,7 @@ class Expr:
     in memory only; loading gives f32, storing rounds.
     """
 
-    kind: Source | Operation
+    kind: ExprSource | Operation
     dtype: Element
     args: tuple[Expr, ...] = ()
     data: Any = None
@@ -115,7 +169,7 @@ def const(value: float | int | bool, dtype: Element) -> Expr:
 
 def size(value: Int) -> Expr:
     """A size as an i64 value."""
-    if isinstance(value, numbers.Number):
+    if isinstance(value, sizes.GuardedInt):
         return Expr("size", "i64", data=value)
     return const(value, "i64")
 
@@ -127,7 +181,7 @@ def axis(number: int) -> Expr:
 
 def cast(x: Expr, dtype: Element) -> Expr:
     """A value in another type, as C converts; bf16 and f16 mean f32 here."""
-    dtype = numbers.register_type(dtype)
+    dtype = sizes.register_type(dtype)
     if x.dtype == dtype:
         return x
     if x.kind == "const":
@@ -138,7 +192,7 @@ def cast(x: Expr, dtype: Element) -> Expr:
 def narrowed(x: Expr, dtype: Element) -> Expr:
     """A value rounded as it would be in memory of a type, where that is a short float."""
     known = x.kind == "const" or (x.kind == "load" and x.data.dtype == dtype)
-    if dtype not in numbers.SHORT_FLOATS or known or (x.kind == "narrow" and x.data == dtype):
+    if dtype not in sizes.SHORT_FLOATS or known or (x.kind == "narrow" and x.data == dtype):
         return x
     return Expr("narrow", "f32", (x,), dtype)
 
@@ -248,7 +302,7 @@ def store(place: Access, x: Expr) -> Store:
 
 def load(place: Access) -> Expr:
     """The value there; bf16 and f16 become f32."""
-    return Expr("load", numbers.register_type(place.dtype), data=place)
+    return Expr("load", sizes.register_type(place.dtype), data=place)
 
 
 # ---- walking ----
@@ -376,7 +430,7 @@ def _joined(nest: Nest, k: int) -> Nest:
     )
 
 
-def _axes_as(renamed: Callable[[int], Expr]) -> Change:
+def _axes_as(renamed: Callable[[int], Expr]) -> ExprRewrite:
     return lambda x, made: renamed(x.data) if x.kind == "axis" else made
 
 
@@ -408,14 +462,14 @@ def substituted(nest: Nest, known: Mapping[int, Expr]) -> Nest:
     return rebuilt(nest, value=lambda x, made: known.get(id(x), made))
 
 
-Change = Callable[[Expr, Expr], Expr]
+ExprRewrite = Callable[[Expr, Expr], Expr]
 """What takes the place of an expression, given also as it is with new operands."""
 
 
 def rebuilt(
     nest: Nest,
     place: Callable[[Access], Access] = lambda x: x,
-    value: Change = lambda x, made: made,
+    value: ExprRewrite = lambda x, made: made,
     axes: tuple[Any, ...] | None = None,
     reduced: frozenset[int] | None = None,
 ) -> Nest:

@@ -11,7 +11,7 @@ from math import prod
 
 from torchair.codegen import loops
 from torchair.codegen.loops import Access, Expr, Nest, expressions
-from torchair.codegen.numbers import Int, Number, is_known, value_of
+from torchair.codegen.sizes import GuardedInt, Int, is_known, value_of
 
 MOST = 32  # pieces of one nest
 WORTH = 4096  # points of a nest that is worth more code
@@ -47,7 +47,7 @@ def _ascending(bounds: list[Int]) -> list[Int] | None:
     """Bounds in order, each once; where sizes vary that becomes a condition on them. None if they
     do not lie between the first and the last."""
     first, last = value_of(bounds[0]), value_of(bounds[-1])
-    ends = sorted(bounds, key=lambda n: (value_of(n), isinstance(n, Number)))
+    ends = sorted(bounds, key=lambda n: (value_of(n), isinstance(n, GuardedInt)))
     if value_of(ends[0]) < first or value_of(ends[-1]) > last:
         return None
     kept = [ends[0]]

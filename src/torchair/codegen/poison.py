@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchair.codegen.program import Root
+from torchair.codegen.program import Allocation
 from torchair.flags import poisoning
 
 _NAN = 0xFF  # a number of such bytes is NaN in every float type
@@ -25,14 +25,16 @@ class Area(NamedTuple):
 
 
 def areas_of(
-    roots: Iterable[Root], place: Callable[[Root], tuple[int, int]] | None = None
+    allocations: Iterable[Allocation], place: Callable[[Allocation], tuple[int, int]] | None = None
 ) -> list[Area]:
-    """What the arena of a plan holds; `place` gives (begin, bytes) where roots do not."""
+    """What the arena of a plan holds; `place` gives (begin, bytes) where allocations do not."""
     areas = []
-    for root in roots:
-        if root.kind == "arena":
-            begin, size = (root.offset, root.bytes) if place is None else place(root)
-            areas.append(Area(begin, size, root.first, root.meta.dtype))
+    for allocation in allocations:
+        if allocation.kind == "arena":
+            begin, size = (
+                (allocation.offset, allocation.bytes) if place is None else place(allocation)
+            )
+            areas.append(Area(begin, size, allocation.first, allocation.meta.dtype))
     return areas
 
 

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 import torch
 
 if TYPE_CHECKING:
-    from torchair.codegen.target import Generated, Kernel, KernelOrder, Way
+    from torchair.codegen.target import Generated, Kernel, KernelConfig, KernelOrder
 
 # ---- memory ----
 
 
-RootKind = Literal["input", "const", "arena", "fresh", "torch", "tied"]
+AllocationKind = Literal["input", "const", "arena", "fresh", "torch", "tied"]
 """Whose memory it is: `input` and `const` come from outside; `arena` is planned here; `fresh` is
 allocated for each call because it leaves the graph; `torch` is whatever the kernel returns; `tied`
 is the memory of an input that this value updates."""
 
 
 @dataclass(slots=True)
-class Root:
+class Allocation:
     """One piece of memory that values live in."""
 
     slot: int
-    kind: RootKind
+    kind: AllocationKind
     meta: Any  # dims, strides and type, without data: see `strides.Meta`
     device: str
     first: int = 0
@@ -39,7 +39,8 @@ class Root:
     buffer: int = -1  # of the arena
     offset: int = -1  # of that buffer in the arena
     bytes: int = 0  # of that buffer
-    successor_of: Root | None = None  # a buffer that ends where this one begins: may be reused
+    # a buffer that ends where this one begins: may be reused
+    successor_of: Allocation | None = None
     tied_to: int = -1  # slot of the input it updates
     fixed: bool = False  # native code knows its strides
     settled: bool = False  # made by torch, read by native code: strides must be the planned ones
@@ -57,14 +58,14 @@ SIZES_AT = 64
 """Word of an argument block where the sizes of a kernel begin; addresses come before."""
 
 
-class Room(StrEnum):
+class AuxMemory(StrEnum):
     """Memory of a program that a kernel gets beside its operands."""
 
     SCRATCH = "scratch"  # for itself, while it runs
     FAULT = "fault"  # the word where it notes down that an index was out of range
 
 
-Content = Literal["own", "scaled", "shift"]
+ConstantContent = Literal["own", "scaled", "shift"]
 """What a constant holds for a kernel: its own content, the weights of a convolution times the
 scale of the normalisation after it, or what is added then."""
 
@@ -73,8 +74,8 @@ scale of the normalisation after it, or what is added then."""
 class Argument:
     """What one word of a kernel is the address of."""
 
-    of: int | Room  # an operand by its number: the inputs of a unit, then its outputs
-    content: Content | None = None  # of one that is the same in every call
+    of: int | AuxMemory  # an operand by its number: the inputs of a unit, then its outputs
+    content: ConstantContent | None = None  # of one that is the same in every call
 
 
 class Constant(NamedTuple):
@@ -83,7 +84,7 @@ class Constant(NamedTuple):
 
     unit: Any
     value: Any
-    content: Content
+    content: ConstantContent
 
 
 @dataclass(slots=True)
@@ -103,9 +104,9 @@ class Native:
 
     @property
     def addresses(self) -> list[Any]:
-        """What each of the first words is the address of: a slot, a `Room`, or a constant as the
-        kernel wants it."""
-        own = [a.of if isinstance(a.of, Room) else self.operands[a.of] for a in self.arguments]
+        """What each of the first words is the address of: a slot, a `AuxMemory`, or a constant as
+        the kernel wants it."""
+        own = [a.of if isinstance(a.of, AuxMemory) else self.operands[a.of] for a in self.arguments]
         return [self.packed.get(word, x) for word, x in enumerate(own)]
 
     @property
@@ -139,7 +140,7 @@ class Native:
         return SIZES_AT + len(self.numbers) if self.numbers else len(self.arguments)
 
 
-class Step(Protocol):
+class TargetStep(Protocol):
     """A native step of a plan."""
 
     @property
@@ -188,7 +189,7 @@ class Timed(Protocol):
         """What the best of some runs takes, in a window of so many seconds."""
 
 
-class Plan(Protocol):
+class TargetPlan(Protocol):
     """Steps over memory, for one set of sizes."""
 
     @property
@@ -196,11 +197,11 @@ class Plan(Protocol):
         """Tensors by slot that are the same in every call."""
 
     @property
-    def places(self) -> Mapping[int, tuple[Root, int]]:
+    def places(self) -> Mapping[int, tuple[Allocation, int]]:
         """By slot the piece of memory that it is in, and how many bytes after its begin."""
 
     @property
-    def outlines(self) -> dict[Any, Any]:
+    def layouts(self) -> dict[Any, Any]:
         """What programs of this plan share: a target keeps here what it computes once."""
 
     @property
@@ -208,22 +209,22 @@ class Plan(Protocol):
         """The most threads that run its native steps, 0: as many as torch has."""
 
     @property
-    def way_of(self) -> Callable[[Any], Way]:
+    def config_of(self) -> Callable[[Any], KernelConfig]:
         """What was chosen by measuring for a kernel that computes several steps."""
 
     @property
-    def native_steps(self) -> Sequence[Step]:
+    def native_steps(self) -> Sequence[TargetStep]:
         """All steps that are generated code."""
 
     @property
-    def native_parts(self) -> Sequence[Sequence[Step]]:
+    def native_parts(self) -> Sequence[Sequence[TargetStep]]:
         """The same, those together that programs run as one part."""
 
     @property
     def new_natives(self) -> Sequence[Native]:
         """What they run, as far as it may have to be compiled."""
 
-    def place(self, slot: int) -> tuple[Root, int]:
+    def place(self, slot: int) -> tuple[Allocation, int]:
         """The piece of memory a slot is in, and how many bytes after its begin."""
 
 
@@ -231,13 +232,13 @@ class Plan(Protocol):
 class Memory:
     """Where the slots of a program are."""
 
-    plan: Plan
+    plan: TargetPlan
     arena: int  # its address
     scratch: Callable[[int], torch.Tensor] | None = None  # gives so many bytes for this call
 
-    def constant(self, root: Root) -> int:
+    def constant(self, allocation: Allocation) -> int:
         """Where a constant is."""
-        return self.plan.constants[root.slot].data_ptr()
+        return self.plan.constants[allocation.slot].data_ptr()
 
 
 def aligned_bytes(size: int) -> torch.Tensor:
@@ -253,13 +254,17 @@ Range = tuple[int, int, int]
 """A piece of memory: (space, first byte, last + 1); the arena is space -1."""
 
 
-class Outline:
+class ArgumentLayout:
     """Where the words of consecutive native steps go: one argument block for each, one after the
     other. It depends on the steps and on the kinds of memory they use, not on sizes: plans that
     differ in numbers only share it."""
 
     def __init__(
-        self, steps: Sequence[Step], plan: Plan, last: Sequence[int] = (), first: int = 0
+        self,
+        steps: Sequence[TargetStep],
+        plan: TargetPlan,
+        last: Sequence[int] = (),
+        first: int = 0,
     ) -> None:
         """`last` are slots that come at the end of `sources`, whether a kernel uses them or not;
         `first` is the word that the blocks begin at."""
@@ -277,7 +282,9 @@ class Outline:
         self._arrange(given, plan, last)
         self._find_writes(steps, plan)
 
-    def _add(self, k: int, step: Step, at: int, plan: Plan, given: list[tuple[int, int]]) -> None:
+    def _add(
+        self, k: int, step: TargetStep, at: int, plan: TargetPlan, given: list[tuple[int, int]]
+    ) -> None:
         self.blocks.append(at)
         for word, x in enumerate(step.code.addresses, at):
             if isinstance(x, torch.Tensor):
@@ -285,12 +292,12 @@ class Outline:
             elif isinstance(x, int):
                 own = plan.place(x)[0].kind in ("arena", "const")
                 (self.placed if own else given).append((word, x))
-            elif x == Room.SCRATCH:
+            elif x == AuxMemory.SCRATCH:
                 self.scratch.append(word)
             else:
                 self.faults.append((word, k))
 
-    def _arrange(self, given: list[tuple[int, int]], plan: Plan, last: Sequence[int]) -> None:
+    def _arrange(self, given: list[tuple[int, int]], plan: TargetPlan, last: Sequence[int]) -> None:
         """Slots whose address is asked for at each call, and the words that it goes to."""
         owners = [_owner(plan.place(slot)[0]) for _, slot in given]
         self.sources = [s for s in dict.fromkeys(owners) if s not in last] + list(last)
@@ -299,7 +306,7 @@ class Outline:
             (word, number[owner], slot) for (word, slot), owner in zip(given, owners, strict=True)
         ]
 
-    def _find_writes(self, steps: Sequence[Step], plan: Plan) -> None:
+    def _find_writes(self, steps: Sequence[TargetStep], plan: TargetPlan) -> None:
         """For each step the memory that it reads and that it writes, as far as steps write it."""
         written = {_space(plan.place(s)[0]) for step in steps for s in step.outs}
         self._touched: list[tuple[list[int], list[int]]] = []
@@ -323,41 +330,41 @@ class Outline:
         for k, (word, _) in enumerate(self.faults):
             block[word] = faults + 8 * k
 
-    def write_sized(self, block: Any, memory: Memory, steps: Sequence[Step]) -> None:
+    def write_sized(self, block: Any, memory: Memory, steps: Sequence[TargetStep]) -> None:
         """Words that follow from sizes, and from where memory is."""
         places = memory.plan.places
         for word, slot in self.placed:
-            root, offset = places[slot]
-            inside = root.kind == "arena"
-            start = memory.arena + root.offset if inside else memory.constant(root)
+            allocation, offset = places[slot]
+            inside = allocation.kind == "arena"
+            start = memory.arena + allocation.offset if inside else memory.constant(allocation)
             block[word] = start + offset
         for step, at in zip(steps, self.blocks, strict=True):
             numbers = step.code.numbers
             block[at + SIZES_AT : at + SIZES_AT + len(numbers)] = numbers
 
-    def ranges(self, plan: Plan) -> list[tuple[list[Range], list[Range]]]:
+    def ranges(self, plan: TargetPlan) -> list[tuple[list[Range], list[Range]]]:
         """For each step the memory that it reads, as far as steps write it, and that it writes."""
         found = {s: range_of(plan.places[s][0]) for s in self._owners}
         return [([found[s] for s in ins], [found[s] for s in outs]) for ins, outs in self._touched]
 
 
-def _owner(root: Root) -> int:
-    """The slot with the tensor that a root is the memory of."""
-    return root.tied_to if root.kind == "tied" else root.slot
+def _owner(allocation: Allocation) -> int:
+    """The slot with the tensor that an allocation is the memory of."""
+    return allocation.tied_to if allocation.kind == "tied" else allocation.slot
 
 
-def _space(root: Root) -> int:
-    return -1 if root.kind == "arena" else _owner(root)
+def _space(allocation: Allocation) -> int:
+    return -1 if allocation.kind == "arena" else _owner(allocation)
 
 
-def range_of(root: Root) -> Range:
-    """Where a root is; an empty one in the arena meets no other."""
-    if root.kind == "arena" and root.bytes:
-        return -1, root.offset, root.offset + root.bytes
-    return _owner(root), 0, 1
+def range_of(allocation: Allocation) -> Range:
+    """Where an allocation is; an empty one in the arena meets no other."""
+    if allocation.kind == "arena" and allocation.bytes:
+        return -1, allocation.offset, allocation.offset + allocation.bytes
+    return _owner(allocation), 0, 1
 
 
-def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
+def overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
     """Whether two lots of memory have a byte in common."""
     for space, first, end in some:
         for space2, first2, end2 in others:
@@ -372,7 +379,7 @@ def meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
 class BadIndex(IndexError):
     """An index out of range that a kernel met; `step` is the one it belongs to."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TargetStep) -> None:
         super().__init__("an index is out of range")
         self.step: Any = step
 
@@ -380,13 +387,13 @@ class BadIndex(IndexError):
 class NativePart(abc.ABC):
     """Consecutive native steps, bound to memory."""
 
-    steps: list[Step]
-    outline: Outline
+    steps: list[TargetStep]
+    layout: ArgumentLayout
 
     @property
     def sources(self) -> list[int]:
         """Slots whose address is asked for at each call."""
-        return self.outline.sources
+        return self.layout.sources
 
     @abc.abstractmethod
     def call(self) -> Callable[[list[int]], None]:
@@ -417,19 +424,19 @@ class EnteredPart(NativePart):
 
     @abc.abstractmethod
     def task(self) -> Any:
-        """The part as a gate runs it, see `codegen/cpu/gate.py`."""
+        """The part as a native guard runs it, see `codegen/cpu/native_guard.py`."""
 
     @abc.abstractmethod
     def faulty(self) -> Any:
         """The step whose kernel met a bad index in the last run. It is forgotten then."""
 
 
-class Sizes(Protocol):
-    """Plans that differ in sizes only, as a part of a program sees them: the `Family` of the
-    engine, whose members give integers for its numbers."""
+class PlanFamily(Protocol):
+    """Plans that differ in sizes only, as a part of a program sees them: the `ShapeFamily` of the
+    engine, whose shape plans give integers for its GuardedInts."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TargetPlan:
         """The plan with numbers for sizes."""
 
     @property
@@ -447,7 +454,7 @@ class Sizes(Protocol):
     def at(self, size: Any) -> int:
         """Where a size is among the values of a plan."""
 
-    def barriers(self, placement: Any, outline: Any, steps: Sequence[Any]) -> list[int]:
+    def barriers(self, placement: Any, layout: Any, steps: Sequence[Any]) -> list[int]:
         """Flags of steps when buffers lie like this."""
 
 
@@ -456,7 +463,11 @@ class SizedPart(EnteredPart):
 
     @abc.abstractmethod
     def fit(
-        self, values: Sequence[int], work: float, placement: Any, arena: int,
+        self,
+        values: Sequence[int],
+        work: float,
+        placement: Any,
+        arena: int,
         constants: Sequence[torch.Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write all that follows from sizes and from where memory is."""

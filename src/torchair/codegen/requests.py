@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchair.codegen.loops import Access, Expr, Nest, Store
-from torchair.codegen.numbers import Element, Size, Word
+from torchair.codegen.sizes import Element, Size, Word
 
 Strides3 = tuple[Size, Size, Size]
 Strides4 = tuple[Size, Size, Size, Size]
@@ -279,8 +279,11 @@ Request = Loops | Product | Joint | Convolution | Attention | Pool
 
 
 def stored(
-    axes: tuple[Size, ...], strides: tuple[Size, ...], dtype: Element, word: int,
+    axes: tuple[Size, ...],
+    strides: tuple[Size, ...],
+    dtype: Element,
+    word: int,
     given: Element = "f32",
-) -> Nest:  # fmt: skip
+) -> Nest:
     """The epilogue that only writes results, which come as `given`, to memory at a word."""
     return Nest(axes, (Store(Access(word, dtype, strides), Expr("given", given, data=0)),))

@@ -12,7 +12,7 @@ HOST = "cpu"
 """The device of tensors that Python itself can read."""
 
 
-class Streams:
+class DeviceStreams:
     """What there is to ask about streams of one device."""
 
     def __init__(self, device: str) -> None:
@@ -52,6 +52,6 @@ class Streams:
 
 
 @cache
-def streams_of(device: str) -> Streams | None:
+def streams_of(device: str) -> DeviceStreams | None:
     """The streams of a device; None where work is done when the call returns."""
-    return None if torch.device(device).type == HOST else Streams(device)
+    return None if torch.device(device).type == HOST else DeviceStreams(device)

@@ -2,7 +2,7 @@
 it. First it makes code, then it runs what it made.
 
 The engine says what is to be computed (`requests`), the target answers with code. It knows nothing
-of graphs: what it must know of a node to decline it is in a `Head`. On a CPU a kernel is a native
+of graphs: what it must know of a node to decline it is in a `Anchor`. On a CPU a kernel is a native
 function `void kernel(i64 tid, i64 nt, ptr words)`. Each of `nt` threads calls it, and it does the
 share of thread `tid`. `words` is an array of 64-bit words: first the addresses of its operands,
 then the sizes and strides that are not known when the code is made.
@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
-from torchair.codegen.numbers import Element, Size
+from torchair.codegen.sizes import Element, Size
 
 if TYPE_CHECKING:
     from torchair.codegen.program import (
         Memory,
         NativePart,
-        Plan,
+        PlanFamily,
         SizedPart,
-        Sizes,
-        Step,
         Subject,
+        TargetPlan,
+        TargetStep,
         Trial,
     )
     from torchair.codegen.requests import Request
 
 
-# ---- ways: choices that a generator would else make itself ----
+# ---- kernel configs: choices that a generator would otherwise make itself ----
 
 
 Choices = Mapping[str, Sequence[str]]
@@ -43,14 +43,14 @@ Choices = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Way:
-    """What was chosen, by name, in the order of names."""
+class KernelConfig:
+    """Choices for one kernel by name (tile, form, unroll), sorted by name."""
 
     settings: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def read(cls, text: str) -> Way:
-        """From the text of a way, like `form=panel tile=6x4`. ValueError if it is none."""
+    def read(cls, text: str) -> KernelConfig:
+        """From the text of a config, like `form=panel tile=6x4`. ValueError if it is none."""
         pairs = [word.partition("=") for word in text.split()]
         if not all(name and sign and value for name, sign, value in pairs):
             raise ValueError(f"{text!r} is not a kernel config: name=value is expected")
@@ -62,26 +62,26 @@ class Way:
     def __bool__(self) -> bool:
         return bool(self.settings)
 
-    def having(self, name: str, value: str) -> Way:
+    def having(self, name: str, value: str) -> KernelConfig:
         """The same but for one choice."""
-        return Way(tuple(sorted({**dict(self.settings), name: value}.items())))
+        return KernelConfig(tuple(sorted({**dict(self.settings), name: value}.items())))
 
-    def word(self, name: str) -> str:
+    def choice(self, name: str) -> str:
         """A choice, empty where it is left to the generator."""
         return dict(self.settings).get(name, "")
 
-    def number(self, name: str, default: int) -> int:
+    def integer(self, name: str, default: int) -> int:
         """A choice that is a number."""
-        return int(self.word(name) or default)
+        return int(self.choice(name) or default)
 
     def within(self, choices: Choices) -> bool:
         """Whether all that was chosen may be."""
         return all(value in choices.get(name, ()) for name, value in self.settings)
 
 
-AS_EVER = Way()
-"""Everything is left to the generator."""
-BY_TORCH = Way((("by", "torch"),))
+DEFAULT_CONFIG = KernelConfig()
+"""The default: everything is left to the generator."""
+BY_TORCH = KernelConfig((("by", "torch"),))
 """No kernel is made: nodes run one by one with those of torch."""
 
 
@@ -148,7 +148,7 @@ class Launch:
 
 
 Pack = Callable[[torch.Tensor], torch.Tensor]
-"""A way to lay a constant out anew: a frozen record, so that equal ways are equal."""
+"""A packing function for a constant: a frozen record, so that equal ones compare equal."""
 
 
 def by_column(scales: torch.Tensor, n: int, transposed: bool) -> torch.Tensor:
@@ -184,14 +184,14 @@ class BrokenKernels(Exception):
 
 ANY_ROWS = 1 << 62
 """As many rows of a product as there may be."""
-HeadKind = Literal["matmul", "conv", "attention", "pool"]
+AnchorKind = Literal["matmul", "conv", "attention", "pool"]
 
 
 @dataclass(frozen=True)
-class Head:
+class Anchor:
     """What is known of an operator with a generator of its own before sizes are."""
 
-    kind: HeadKind
+    kind: AnchorKind
     dtype: Element | None  # of its operands, None for a type that no kernel knows
     constant: bool = False  # its weights are the same in every call
     width: int | None = None  # features of the widest head of attention, None if that is not known
@@ -201,7 +201,7 @@ class Head:
 
 
 class Buildable(Protocol):
-    """A plan, or one of a family: what its native steps run."""
+    """A plan, or one of a shape family: what its native steps run."""
 
     @property
     def new_natives(self) -> Sequence[Any]:
@@ -232,17 +232,20 @@ class Target(Protocol):
     overlaps: bool
     """Whether calls of libraries run at the same time if they follow one another and none needs
     another."""
+
     def available(self) -> str | None:
         """Why no kernels can be made or run on this machine, None if they can."""
 
-    def declines(self, head: Head) -> str | None:
+    def declines(self, anchor: Anchor) -> str | None:
         """Why an operator cannot be served, whatever its sizes are; None if it can."""
 
     def choices(self, request: Request) -> Choices:
         """What of the kernel of a request may be chosen by measuring, the most telling choice
         first; nothing where the target does not measure."""
 
-    def generate(self, request: Request, label: str, way: Way = AS_EVER) -> Generated:
+    def generate(
+        self, request: Request, label: str, config: KernelConfig = DEFAULT_CONFIG
+    ) -> Generated:
         """The kernel of a request, and what its caller must know. Raises Declined if there is
         none."""
 
@@ -255,7 +258,7 @@ class Target(Protocol):
     apart: int
     """Steps that a small buffer is not used again for, so that kernels may stand side by side."""
 
-    def schedule(self, plan: Plan) -> None:
+    def schedule(self, plan: TargetPlan) -> None:
         """Decide which native steps of a plan are computed together, and generate the kernels of
         those. Programs of the plan share what `plan.outlines` holds afterwards."""
 
@@ -264,16 +267,19 @@ class Target(Protocol):
         kernels that cannot be compiled; the others are there then."""
 
     def bind(
-        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+        self, steps: Sequence[TargetStep], memory: Memory, threads: int, last: Sequence[int] = ()
     ) -> NativePart:
         """Consecutive native steps over the memory of a program, ready to be run on so many
         threads. The slots `last` come at the end of its `sources`, where the target `enters`."""
 
     def bind_sized(
-        self, family: Sizes, threads: int, last: Sequence[int],
+        self,
+        family: PlanFamily,
+        threads: int,
+        last: Sequence[int],
         scratch: Callable[[int], torch.Tensor] | None,
-    ) -> SizedPart:  # fmt: skip
-        """The native steps of all plans of a family, where the target `resizes`."""
+    ) -> SizedPart:
+        """The native steps of all plans of a shape family, where the target `resizes`."""
 
     # ---- measuring ----
 
@@ -284,16 +290,20 @@ class Target(Protocol):
         """Threads that run steps of so many microseconds of work, 0 where kernels have all that
         they want."""
 
-    def subjects(self, plan: Plan) -> list[Subject]:
+    def subjects(self, plan: TargetPlan) -> list[Subject]:
         """The kernels of a plan, in order."""
 
     def copied(self, tensor: torch.Tensor, packed: bool = False) -> torch.Tensor:
         """A copy in memory like that of operands, or of constants that were `packed`."""
 
     def trial(
-        self, made: Generated, words: Sequence[Mapping[int, int]], steps: int, threads: int,
+        self,
+        made: Generated,
+        words: Sequence[Mapping[int, int]],
+        steps: int,
+        threads: int,
         keep: Any,
-    ) -> Trial:  # fmt: skip
+    ) -> Trial:
         """A compiled kernel by itself: `steps` times in a run, with each of these words in turn.
         It holds what it needs to `keep`."""
 
@@ -322,18 +332,18 @@ class KernelOrder:
     def __init__(self, target: Target, request: Request, label: str) -> None:
         self.request, self.label = request, label
         self._target = target
-        self.way = AS_EVER
+        self.config = DEFAULT_CONFIG
         self.failed: Exception | None = None  # why there is no code
 
     @cached_property
     def generated(self) -> Generated:
         """The code that serves the request."""
-        return self._target.generate(self.request, self.label, self.way)
+        return self._target.generate(self.request, self.label, self.config)
 
-    def choose(self, way: Way) -> None:
-        """Have the code made in some way; what was made in another is forgotten."""
-        if way != self.way:
-            self.way = way
+    def choose(self, config: KernelConfig) -> None:
+        """Generate the code with this config; code of another config is dropped."""
+        if config != self.config:
+            self.config = config
             self.__dict__.pop("generated", None)
 
     def machine_text(self) -> str:

@@ -1,6 +1,7 @@
-"""What was found by measuring: the best way to serve each request on a machine, in a SQLite file.
+"""What was found by measuring: the best kernel config of each request on a machine, in a SQLite
+file.
 
-Nothing of such a file is trusted: a way is text, and is only taken if the target declares it.
+Nothing of such a file is trusted: a config is text, and is only taken if the target declares it.
 Whatever is wrong with a file costs its contents, with one warning, never a result.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 
-from torchair.codegen.target import Way
+from torchair.codegen.target import KernelConfig
 from torchair.fallbacks import Fallback, note
 from torchair.versions import __version__
 
@@ -33,14 +34,14 @@ create table if not exists tuned (
 
 
 @dataclass(frozen=True)
-class TunedWay:
-    """One row: the way of a request on a machine, and what it takes."""
+class TunedKernel:
+    """One row: the config of a request on a machine, and what it takes."""
 
     request: str  # hash of the text of the request
     machine: str  # processor, threads, and how far memory is
     version: str  # of torchair
     about: str  # the request in short, for people
-    way: str  # empty where the usual one is the best
+    config: str  # empty where the usual one is the best
     microseconds: float
     usual: float  # microseconds without this choice
 
@@ -65,7 +66,7 @@ class TunedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known: dict[tuple[str, str], TunedWay] = {}
+        self._known: dict[tuple[str, str], TunedKernel] = {}
         self._seen: tuple[int, ...] | None = None  # the file when it was read
 
     def refresh(self) -> None:
@@ -74,11 +75,11 @@ class TunedFile:
         if now != self._seen:
             self._known, self._seen = self._read(), now
 
-    def find(self, request: object, machine: str) -> TunedWay | None:
+    def find(self, request: object, machine: str) -> TunedKernel | None:
         """What is known of a request."""
         return self._known.get((hash_of(request), machine))
 
-    def add(self, found: TunedWay) -> None:
+    def add(self, found: TunedKernel) -> None:
         """Keep a result, at once; a file that cannot be written keeps nothing, with a warning."""
         self._known[found.request, found.machine] = found
         try:
@@ -98,7 +99,7 @@ class TunedFile:
             return ()
         return known.st_ino, known.st_size, known.st_mtime_ns
 
-    def _read(self) -> dict[tuple[str, str], TunedWay]:
+    def _read(self) -> dict[tuple[str, str], TunedKernel]:
         try:
             rows = read(self.path)
         except FileNotFoundError:
@@ -109,7 +110,7 @@ class TunedFile:
         return {(f.request, f.machine): f for f in rows if f.version == version()}
 
 
-def read(path: Path) -> list[TunedWay]:
+def read(path: Path) -> list[TunedKernel]:
     """All rows of a file. FileNotFoundError if there is none, DamagedFile if it is another."""
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
@@ -118,18 +119,18 @@ def read(path: Path) -> list[TunedWay]:
             "select request, machine, version, about, way, microseconds, usual from tuned "
             "order by machine, about, request"
         ).fetchall()
-    found = [TunedWay(*row) for row in rows]
+    found = [TunedKernel(*row) for row in rows]
     for row in found:
         if [type(x) for x in astuple(row)] != [*[str] * 5, *[float] * 2]:
             raise DamagedFile(f"{path} has rows that are no results of tuning")
         try:
-            Way.read(row.way)
+            KernelConfig.read(row.config)
         except ValueError as e:
             raise DamagedFile(f"{path}: {e}") from e
     return found
 
 
-def write(path: Path, rows: Sequence[TunedWay]) -> None:
+def write(path: Path, rows: Sequence[TunedKernel]) -> None:
     """Add rows to a file in one transaction; they replace those of the same request."""
     with _open(path, "rwc") as file, file:
         file.execute(_TABLE)
@@ -140,8 +141,8 @@ def write(path: Path, rows: Sequence[TunedWay]) -> None:
 
 def merge(paths: Sequence[Path], to: Path) -> int:
     """Put the results of several files into a new one; of two for a request, the one that gains
-    more over its usual way. How many there are."""
-    best: dict[tuple[str, str, str], TunedWay] = {}
+    more over the default config. How many there are."""
+    best: dict[tuple[str, str, str], TunedKernel] = {}
     for path in paths:
         for row in read(path):
             key = row.request, row.machine, row.version
@@ -151,11 +152,11 @@ def merge(paths: Sequence[Path], to: Path) -> int:
     return len(best)
 
 
-def _gain(row: TunedWay) -> float:
+def _gain(row: TunedKernel) -> float:
     return row.usual / row.microseconds if row.microseconds > 0 else 0.0
 
 
-def _replace(path: Path, rows: Sequence[TunedWay]) -> None:
+def _replace(path: Path, rows: Sequence[TunedKernel]) -> None:
     """A file with just these rows, in the place of whatever is there."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
@@ -189,14 +190,14 @@ def _is_database(path: Path) -> bool:
         return True
 
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def _warn(text: str) -> None:
     """Say it once."""
     note(Fallback.CACHE_FILE, f"tuning: {text}")
-    if text not in _told:
-        _told.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(f"tuning: {text}", UserWarning, stacklevel=3)
 
 

@@ -5,5 +5,9 @@ from torchair.concrete.acl import AclConcreteGraph, ReplayedGraph, describe
 from torchair.concrete.ge import ConcreteGraph, GeConcreteGraph
 
 __all__ = [
-    "AclConcreteGraph", "ConcreteGraph", "GeConcreteGraph", "ReplayedGraph", "describe",
-]  # fmt: skip
+    "AclConcreteGraph",
+    "ConcreteGraph",
+    "GeConcreteGraph",
+    "ReplayedGraph",
+    "describe",
+]

@@ -30,7 +30,7 @@ from torchair.extensions import load
 from torchair.flags import debug_level
 from torchair.fx.forms import written
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, fx_text
-from torchair.log import logger, tell
+from torchair.log import debug_print, logger
 from torchair.passes import FxContext, PassRunner, Whole
 from torchair.serde import dump_name, write_graph
 from torchair.store import atomic_write
@@ -48,9 +48,15 @@ class AclConcreteGraph(ConcreteGraph):
     """
 
     def __init__(
-        self, gm: fx.GraphModule, name: str, settings: Settings, static: frozenset[int],
-        engine: GraphCall | None, fresh_results: bool, config: CompilerConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        gm: fx.GraphModule,
+        name: str,
+        settings: Settings,
+        static: frozenset[int],
+        engine: GraphCall | None,
+        fresh_results: bool,
+        config: CompilerConfig | None = None,
+    ) -> None:
         """`config` is for passes of the user; `static` are arguments that stay where they are;
         `fresh_results` is for graphs whose results outlive the next replay, as what a forward graph
         saves for its backward."""
@@ -74,7 +80,7 @@ class AclConcreteGraph(ConcreteGraph):
         self.forward.recompile()
         logger.debug("fx code of %s, ready for capture: %s", self.name, self.forward.code)
         self._dump_if_wanted("optimized")
-        tell(4, lambda: fx_text(self.forward))
+        debug_print(4, lambda: fx_text(self.forward))
         if self._settings.deadlock_check:
             load("capture_check").check_captured(self.forward, self.name, trace)
         self._load(device_of(given).with_results_on(devices_of_results(self.forward)))
@@ -164,10 +170,14 @@ def describe(
     users = {n.name: i for n, i in tensors.items() if i not in parameters}
     mutated = [n.name for n in mutated_arguments(gm) if n.name in users]
     return AclGraphCacheInfo(
-        fx_graph_name=name, pool=options.pool, capture_error_mode=options.error_mode,
-        num_warmup_iters=options.warmups, user_inputs_mapping=users,
-        parameter_user_inputs=parameters, mutated_user_inputs=mutated,
-    )  # fmt: skip
+        fx_graph_name=name,
+        pool=options.pool,
+        capture_error_mode=options.error_mode,
+        num_warmup_iters=options.warmups,
+        user_inputs_mapping=users,
+        parameter_user_inputs=parameters,
+        mutated_user_inputs=mutated,
+    )
 
 
 def devices_of_results(gm: fx.GraphModule) -> list[str]:

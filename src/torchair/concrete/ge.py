@@ -23,9 +23,9 @@ from torchair.ge.dtypes import ExecutorType, ge_to_torch
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
 from torchair.ge.signature import Conversion
-from torchair.log import logger, tell
+from torchair.log import debug_print, logger
 from torchair.passes import PassRunner
-from torchair.progress import Steps
+from torchair.progress import Progress
 from torchair.runner import GmRunner
 from torchair.serde import dump_name, render, write_graph
 from torchair.structured import artifact, stage
@@ -77,9 +77,12 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
     """A converted FX graph in the engine."""
 
     def __init__(
-        self, conversion: Conversion, settings: Settings, device: Device,
+        self,
+        conversion: Conversion,
+        settings: Settings,
+        device: Device,
         gears: Sequence[Mapping[str, int]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`gears` are sizes by symbol that are planned at the first call, whatever that has."""
         super().__init__(conversion.graph, conversion.signature, device)
         self.fx_graph: fx.GraphModule | None = None  # its source, kept at DEBUG
@@ -134,7 +137,7 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         with self.session.trace.within():
             artifact(f"{self.graph.name}_ge_optimized", program)
         Trace().show_program(f"{self.graph.name} in the engine", program)
-        tell(4, program)
+        debug_print(4, program)
         kind = self._settings.graph_dump_type
         if kind is not None:
             name = dump_name(f"dynamo_optimized_{self.graph.name}", kind)
@@ -143,8 +146,10 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         how = "dynamic" if self.graph.is_dynamic else "static"
         logger.info(
             "%s FX graph compiled to %s Ascend GE graph, graph id: %s",
-            "Dynamic" if numbers else how.title(), how, self.graph.name.rpartition("_")[2],
-        )  # fmt: skip
+            "Dynamic" if numbers else how.title(),
+            how,
+            self.graph.name.rpartition("_")[2],
+        )
         dynamo.counters["torchair"][how] += 1
         dynamo.counters["torchair"]["engine_microseconds"] += int(seconds * 1e6)
         dynamo.counters["torchair_generic"].update(self.generic)
@@ -161,23 +166,25 @@ def _program(graph: Graph, original: bool = False) -> str:
 # ---- gears: plans that are made before they are needed ----
 
 
-Sizes = Mapping[str, int]
+SymbolValues = Mapping[str, int]
 
 
-def plan_ahead(call: GraphCall, inputs: Sequence[torch.Tensor], gears: Sequence[Sizes]) -> None:
+def plan_ahead(
+    call: GraphCall, inputs: Sequence[torch.Tensor], gears: Sequence[SymbolValues]
+) -> None:
     """Plan for all gears, like the inputs of the first call but for their sizes."""
     made = 0
-    with Steps("planning gears", len(gears)) as bar:
+    with Progress("planning gears", len(gears)) as bar:
         for sizes in gears:
             bar.next(", ".join(f"{name} = {size}" for name, size in sizes.items()))
             wanted = _inputs(call, inputs, sizes)
             if wanted is not None:
-                call.session.edition_for(wanted).plan_ahead(wanted)
+                call.session.variant_for(wanted).plan_ahead(wanted)
                 made += 1
     logger.info("graph %s: %s gears planned ahead", call.graph.name, made)
 
 
-def gear_options(graph: Graph, gears: Sequence[Sizes]) -> dict[str, str]:
+def gear_options(graph: Graph, gears: Sequence[SymbolValues]) -> dict[str, str]:
     """The options that tell the engine about gears."""
     shapes = {n.name: n.outputs[0].shape or () for n in sorted(graph.data, key=lambda n: n.name)}
     dims = [d for shape in shapes.values() for d in shape if not isinstance(d, int)]
@@ -186,7 +193,7 @@ def gear_options(graph: Graph, gears: Sequence[Sizes]) -> dict[str, str]:
 
 
 def _inputs(
-    call: GraphCall, first: Sequence[torch.Tensor], sizes: Sizes
+    call: GraphCall, first: Sequence[torch.Tensor], sizes: SymbolValues
 ) -> list[torch.Tensor] | None:
     """Inputs of these sizes, None where more than gears decides about them."""
     known = {arg: name for name, (arg, dim) in call.signature.symbols.items() if dim is None}

@@ -22,8 +22,8 @@ from torchair.configs.options import (
     About,
     Alias,
     CallableValue,
-    EngineOptions,
     Numerics,
+    OptionMaps,
     OptionValue,
     Section,
     declared,
@@ -50,10 +50,13 @@ class CompilerConfig(Section):
     numerics = (
         OptionValue("default", get_args(Numerics))
         .emits("torchair.numerics", encode=_unless_default, field="numerics")
-        .flat("numerics").doc(
-            "both", "works (ours, not of the original): `strict` gives eager's bits on a CPU, "
+        .flat("numerics")
+        .doc(
+            "both",
+            "works (ours, not of the original): `strict` gives eager's bits on a CPU, "
             "`batch_invariant` results of a row that do not depend on the batch, see "
-            "[numerics.md](numerics.md)")
+            "[numerics.md](numerics.md)",
+        )
     )
     post_grad_custom_pre_pass = CallableValue(None).flat("post_grad_custom_pre_pass")
     post_grad_custom_post_pass = CallableValue(None).flat("post_grad_custom_post_pass")
@@ -72,7 +75,7 @@ class CompilerConfig(Section):
         """This config under the flat names of ``torch.compile(options=...)``."""
         return NpugraphexConfig(self)
 
-    def as_dict(self, mode: str | None = None) -> EngineOptions:
+    def as_dict(self, mode: str | None = None) -> OptionMaps:
         """Collect (local options, global options); ``mode`` defaults to the mode of this config."""
         return super().as_dict(mode or self.mode.raw)
 
@@ -226,7 +229,7 @@ class FlatConfig(
         apply_options(config, given, FLAT_ALIASES)
         return config
 
-    def as_dict(self, mode: str | None = None) -> EngineOptions:
+    def as_dict(self, mode: str | None = None) -> OptionMaps:
         """All values under their flat names; there are no global options."""
         return {name: option.value for name, option in vars(self).items()}, {}
 
@@ -238,7 +241,7 @@ FxPass = Callable[..., Any]
 """A user's pass, called with (gm, example_inputs, config)."""
 
 
-class Source(NamedTuple):
+class OptionSource(NamedTuple):
     """Where the option of a field lives, and how its raw value becomes a plain one."""
 
     path: str
@@ -247,12 +250,12 @@ class Source(NamedTuple):
 
 def _at(path: str, convert: Callable[[Any], Any] | None = None) -> Any:
     """A field that is read from an option, whose default stands where that is declared."""
-    source = Source(path, convert or OPTIONS[path].plain)
+    source = OptionSource(path, convert or OPTIONS[path].plain)
     default = source.convert(OPTIONS[path].default)
     return dataclasses.field(default=default, metadata={"source": source})
 
 
-def _sources(kind: type) -> dict[str, Source]:
+def _sources(kind: type) -> dict[str, OptionSource]:
     fields = dataclasses.fields(kind)
     return {f.name: f.metadata["source"] for f in fields if "source" in f.metadata}
 

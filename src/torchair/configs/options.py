@@ -85,7 +85,7 @@ class About:
 
 _UNTOLD = About()
 
-Rule = tuple[Callable[[Any], bool], type[Exception], str]
+ValueRule = tuple[Callable[[Any], bool], type[Exception], str]
 """What a value must be, and the error with its complaint where it is not."""
 
 
@@ -97,7 +97,7 @@ class OptionValue:
     """
 
     accepts = "anything"  # in words; error messages and the option tables share it
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: ClassVar[tuple[ValueRule, ...]] = ()
 
     def __init__(
         self, default: Any, optional: list[Any] | tuple[Any, ...] | None = None, accepts: str = ""
@@ -127,9 +127,11 @@ class OptionValue:
         if self.optional is not None and value not in self.optional:
             kind = type(self.optional[0]) if self.optional else None
             self.reject(
-                value, ValueError, f"Value {value!r} (type: {type(value)}) not in optional list "
+                value,
+                ValueError,
+                f"Value {value!r} (type: {type(value)}) not in optional list "
                 f"{self.optional!r} (type: {kind}).",
-            )  # fmt: skip
+            )
         for fits, error, complaint in self.rules:
             if not fits(value):
                 self.reject(value, error, complaint.format(value=value, type=type(value)))
@@ -173,27 +175,29 @@ class OptionValue:
 
     def doc(self, where: Where, effect: str = "works", *, elsewhere: str | None = None) -> Self:
         """Say in which modes it has which effect, and why not ``elsewhere`` if that is special."""
-        return self._told(where=where, effect=effect, elsewhere=elsewhere)
+        return self._described(where=where, effect=effect, elsewhere=elsewhere)
 
     def idle(self, where: Where, why: str, more: str = "") -> Self:
         """Say why it does nothing on this device; ``more`` is for the documentation alone."""
         effect = f"no effect on this device: {why} {more}".rstrip()
-        return self._told(where=where, effect=effect, idle=why)
+        return self._described(where=where, effect=effect, idle=why)
 
     def for_export(self, more: str, idle: str | None = "it is for dynamo_export") -> Self:
         """Say that it is read by ``dynamo_export``, and is ``idle`` otherwise."""
-        return self._told(where="GE", effect=f"for `dynamo_export`{more}", idle=idle, exports=True)
+        return self._described(
+            where="GE", effect=f"for `dynamo_export`{more}", idle=idle, exports=True
+        )
 
     def flat(self, name: str, **how: Any) -> Self:
         """Give it a flat name, see `Alias`."""
-        return self._told(flat=Alias(name, **how))
+        return self._described(flat=Alias(name, **how))
 
     def ineffective(self, *values: Any) -> Self:
         """Name the values, or all, that the original warns about: in max-autotune those of options
         for capture, in reduce-overhead those of others."""
-        return self._told(ineffective=values)
+        return self._described(ineffective=values)
 
-    def _told(self, **facts: Any) -> Self:
+    def _described(self, **facts: Any) -> Self:
         self.about = replace(self.about, **facts)
         return self
 
@@ -240,9 +244,11 @@ class DeprecatedValue(OptionValue):
     """An option kept for old scripts; ``as_dict`` reports a set one on stderr."""
 
     def __init__(
-        self, optional: list[Any] | tuple[Any, ...] | None = None, *,
+        self,
+        optional: list[Any] | tuple[Any, ...] | None = None,
+        *,
         replacement: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(None, optional)
         self.replacement = replacement
 
@@ -286,9 +292,11 @@ class RegexValue(OptionValue):
             self.reject(value, TypeError, f"value must be str, got {type(value)}")
         if not self.pattern.match(value):
             self.reject(
-                value, ValueError, "Please set legal regex value format match "
+                value,
+                ValueError,
+                "Please set legal regex value format match "
                 f"{self.pattern.pattern}, {value} is Illegal format.",
-            )  # fmt: skip
+            )
         return value
 
 
@@ -311,9 +319,12 @@ class FileValue(OptionValue):
 
     accepts = "existing file or None"
     rules = (
-        (lambda v: v is None or _is_file(v), FileNotFoundError,
-         "Please set legal file path, {value} is not found or is not a file!"),
-    )  # fmt: skip
+        (
+            lambda v: v is None or _is_file(v),
+            FileNotFoundError,
+            "Please set legal file path, {value} is not found or is not a file!",
+        ),
+    )
 
 
 class MustExistedFileAddr(OptionValue):
@@ -322,9 +333,12 @@ class MustExistedFileAddr(OptionValue):
     accepts = "existing .json file or None"
     rules = (
         (lambda v: v != "", ValueError, "File path cannot be empty!"),
-        (lambda v: v is None or (_is_file(v) and str(v).endswith(".json")), FileNotFoundError,
-         "Please set legal file path, {value} is not found or is not '.json' file!"),
-    )  # fmt: skip
+        (
+            lambda v: v is None or (_is_file(v) and str(v).endswith(".json")),
+            FileNotFoundError,
+            "Please set legal file path, {value} is not found or is not '.json' file!",
+        ),
+    )
 
 
 class MustExistedPathValue(OptionValue):
@@ -332,9 +346,12 @@ class MustExistedPathValue(OptionValue):
 
     accepts = "existing directory"
     rules = (
-        (lambda v: isinstance(v, str | os.PathLike) and os.path.isdir(v), FileNotFoundError,
-         "Please set legal dir path, {value} is not found or is not a file directory!"),
-    )  # fmt: skip
+        (
+            lambda v: isinstance(v, str | os.PathLike) and os.path.isdir(v),
+            FileNotFoundError,
+            "Please set legal dir path, {value} is not found or is not a file directory!",
+        ),
+    )
 
 
 class RawValue(OptionValue):
@@ -358,9 +375,12 @@ class IntListValue(RawValue):
 
     accepts = "list of int or None"
     rules = (
-        (lambda v: isinstance(v, list | tuple), TypeError,
-         "the set value must be None or list, got {type}"),
-    )  # fmt: skip
+        (
+            lambda v: isinstance(v, list | tuple),
+            TypeError,
+            "the set value must be None or list, got {type}",
+        ),
+    )
 
     def check(self, value: Any) -> Any:
         items = super().check([] if value is None else value)
@@ -375,16 +395,19 @@ class CallableValue(RawValue):
 
     accepts = "callable or None"
     rules = (
-        (lambda v: v is None or callable(v), TypeError,
-         "value must be Callable or None, got {type}"),
-    )  # fmt: skip
+        (
+            lambda v: v is None or callable(v),
+            TypeError,
+            "value must be Callable or None, got {type}",
+        ),
+    )
 
 
 # ---- sections
 
 
 S = TypeVar("S", bound="Section")
-EngineOptions = tuple[dict[str, Any], dict[str, Any]]
+OptionMaps = tuple[dict[str, Any], dict[str, Any]]
 """The pair (local options, global options): of one graph, and of the engine of the process."""
 
 
@@ -432,10 +455,10 @@ class Section:
         texts = (f"{path}={value!r}" for path, value in changed.items())
         return f"{type(self).__name__}({', '.join(texts)})"
 
-    def as_dict(self, mode: str | None = None) -> EngineOptions:
+    def as_dict(self, mode: str | None = None) -> OptionMaps:
         """Collect (local options, global options) of this section and those below, for ``mode``."""
         mode = mode or MAX_AUTOTUNE
-        collected: EngineOptions = ({}, {})
+        collected: OptionMaps = ({}, {})
         for name, member in self.declared.items():
             if isinstance(member, OptionValue):
                 self._emit(member, mode, collected)
@@ -444,7 +467,7 @@ class Section:
                     into.update(found)
         return collected
 
-    def _emit(self, option: OptionValue, mode: str, collected: EngineOptions) -> None:
+    def _emit(self, option: OptionValue, mode: str, collected: OptionMaps) -> None:
         local_options, global_options = collected
         raw = raw_of(vars(self)[option.name])
         if isinstance(option, DeprecatedValue) and raw is not None:

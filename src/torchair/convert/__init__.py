@@ -9,9 +9,14 @@ from torchair.convert.interpreter import Conversion, GraphConverter, ValuePack
 from torchair.convert.registry import Decline, find, register_fx_node_ge_converter, registered
 
 __all__ = [
-    "Conversion", "Decline", "GraphConverter", "ValuePack", "find", "register_fx_node_ge_converter",
+    "Conversion",
+    "Decline",
+    "GraphConverter",
+    "ValuePack",
+    "find",
+    "register_fx_node_ge_converter",
     "registered",
-]  # fmt: skip
+]
 
 FAMILIES = (
     "activation", "air", "attention", "comm", "control", "create", "elementwise", "foreach",

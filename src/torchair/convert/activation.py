@@ -21,65 +21,69 @@ _GRADIENT = "grad_output self"
 _ELU = "alpha scale input_scale"
 _WORDS = {"reduction": ("none", "mean", "sum")}
 
-direct({
-    aten.celu.default: Direct("CeluV2", "self", "alpha"),
-    aten.elu.default: Direct("Elu", "self", _ELU),
-    aten.elu_backward.default: Direct(
-        "EluGradV2", "grad_output self_or_result", f"{_ELU} is_result"
-    ),
-    aten.glu.default: Direct("GLU", "self", "dim"),
-    aten.glu_backward.default: Direct("GLUGrad", _GRADIENT, "dim"),
-    aten.hardshrink.default: Direct("HardShrink", "self", "lambd"),
-    aten.hardshrink_backward.default: Direct("HardShrinkGrad", "", "lambd"),
-    aten.hardsigmoid.default: "HardSigmoid",
-    aten.hardsigmoid_backward.default: "HardSigmoidGrad",
-    aten.hardswish.default: "HardSwish",
-    aten.hardswish_backward.default: "HardSwishGrad",
-    aten.hardtanh_backward.default: Direct("HardtanhGrad", "self grad_output", "min_val max_val"),
-    aten.leaky_relu.default: Direct("LeakyRelu", "self", "negative_slope"),
-    aten.log_sigmoid_backward.default: Direct("LogSigmoidGrad", _GRADIENT),
-    aten.mish.default: "Mish",
-    aten.mish_backward.default: "MishGrad",
-    aten.prelu.default: "PRelu",
-    aten._prelu_kernel_backward.default: "PReluGrad",
-    aten.relu.default: "Relu",
-    aten.sigmoid.default: Direct("Sigmoid", promoted=True),
-    aten.sigmoid_backward.default: Direct("SigmoidGrad", "output grad_output"),
-    aten.silu.default: "Swish",
-    # the third input is not read
-    aten.silu_backward.default: Direct("SwishGrad", "grad_output self grad_output"),
-    aten.softplus.default: Direct("SoftplusV2", "self", "beta threshold"),
-    aten.softplus_backward.default: Direct("SoftplusV2Grad", _GRADIENT, "beta threshold"),
-    aten.softshrink.default: Direct("SoftShrink", "self", "lambd"),
-    aten.softshrink_backward.default: Direct("SoftShrinkGrad", "", "lambd"),
-    aten.tanh.default: Direct("Tanh", promoted=True),
-    aten.tanh_backward.default: Direct("TanhGrad", "output grad_output"),
-    # softmax and losses
-    aten._softmax.default: Direct("SoftmaxV2", "self", "axes=[dim] half_to_float"),
-    aten._log_softmax.default: Direct("LogSoftmaxV2", "self", "axes=[dim]", promoted=True),
-    aten._softmax_backward_data.default: Direct(
-        "SoftmaxGrad", "output: grad_output:", "axes=[dim]"
-    ),
-    aten._log_softmax_backward_data.default: Direct(
-        "LogSoftmaxGrad", "grad_output: output:", "axis=[dim]"
-    ),
-    aten.binary_cross_entropy.default: Direct(
-        "BinaryCrossEntropy", "self target weight", "reduction", words=_WORDS
-    ),
-    aten.binary_cross_entropy_backward.default: Direct(
-        "BinaryCrossEntropyGrad", "self target grad_output weight", "reduction", words=_WORDS
-    ),
-    aten.mse_loss.default: Direct("MseLoss", "self target", "reduction", True, _WORDS),
-    aten.mse_loss_backward.default: Direct(
-        "MseLossGrad", "self target grad_output", "reduction", True, _WORDS
-    ),
-    aten.smooth_l1_loss.default: Direct(
-        "SmoothL1LossV2", "self target", "sigma=beta reduction", True, _WORDS
-    ),
-    aten.smooth_l1_loss_backward.default: Direct(
-        "SmoothL1LossGradV2", "self target grad_output", "sigma=beta reduction", True, _WORDS
-    ),
-})  # fmt: skip
+direct(
+    {
+        aten.celu.default: Direct("CeluV2", "self", "alpha"),
+        aten.elu.default: Direct("Elu", "self", _ELU),
+        aten.elu_backward.default: Direct(
+            "EluGradV2", "grad_output self_or_result", f"{_ELU} is_result"
+        ),
+        aten.glu.default: Direct("GLU", "self", "dim"),
+        aten.glu_backward.default: Direct("GLUGrad", _GRADIENT, "dim"),
+        aten.hardshrink.default: Direct("HardShrink", "self", "lambd"),
+        aten.hardshrink_backward.default: Direct("HardShrinkGrad", "", "lambd"),
+        aten.hardsigmoid.default: "HardSigmoid",
+        aten.hardsigmoid_backward.default: "HardSigmoidGrad",
+        aten.hardswish.default: "HardSwish",
+        aten.hardswish_backward.default: "HardSwishGrad",
+        aten.hardtanh_backward.default: Direct(
+            "HardtanhGrad", "self grad_output", "min_val max_val"
+        ),
+        aten.leaky_relu.default: Direct("LeakyRelu", "self", "negative_slope"),
+        aten.log_sigmoid_backward.default: Direct("LogSigmoidGrad", _GRADIENT),
+        aten.mish.default: "Mish",
+        aten.mish_backward.default: "MishGrad",
+        aten.prelu.default: "PRelu",
+        aten._prelu_kernel_backward.default: "PReluGrad",
+        aten.relu.default: "Relu",
+        aten.sigmoid.default: Direct("Sigmoid", promoted=True),
+        aten.sigmoid_backward.default: Direct("SigmoidGrad", "output grad_output"),
+        aten.silu.default: "Swish",
+        # the third input is not read
+        aten.silu_backward.default: Direct("SwishGrad", "grad_output self grad_output"),
+        aten.softplus.default: Direct("SoftplusV2", "self", "beta threshold"),
+        aten.softplus_backward.default: Direct("SoftplusV2Grad", _GRADIENT, "beta threshold"),
+        aten.softshrink.default: Direct("SoftShrink", "self", "lambd"),
+        aten.softshrink_backward.default: Direct("SoftShrinkGrad", "", "lambd"),
+        aten.tanh.default: Direct("Tanh", promoted=True),
+        aten.tanh_backward.default: Direct("TanhGrad", "output grad_output"),
+        # softmax and losses
+        aten._softmax.default: Direct("SoftmaxV2", "self", "axes=[dim] half_to_float"),
+        aten._log_softmax.default: Direct("LogSoftmaxV2", "self", "axes=[dim]", promoted=True),
+        aten._softmax_backward_data.default: Direct(
+            "SoftmaxGrad", "output: grad_output:", "axes=[dim]"
+        ),
+        aten._log_softmax_backward_data.default: Direct(
+            "LogSoftmaxGrad", "grad_output: output:", "axis=[dim]"
+        ),
+        aten.binary_cross_entropy.default: Direct(
+            "BinaryCrossEntropy", "self target weight", "reduction", words=_WORDS
+        ),
+        aten.binary_cross_entropy_backward.default: Direct(
+            "BinaryCrossEntropyGrad", "self target grad_output weight", "reduction", words=_WORDS
+        ),
+        aten.mse_loss.default: Direct("MseLoss", "self target", "reduction", True, _WORDS),
+        aten.mse_loss_backward.default: Direct(
+            "MseLossGrad", "self target grad_output", "reduction", True, _WORDS
+        ),
+        aten.smooth_l1_loss.default: Direct(
+            "SmoothL1LossV2", "self target", "sigma=beta reduction", True, _WORDS
+        ),
+        aten.smooth_l1_loss_backward.default: Direct(
+            "SmoothL1LossGradV2", "self target grad_output", "sigma=beta reduction", True, _WORDS
+        ),
+    }
+)
 
 
 @builtin(aten.gelu.default)
@@ -168,9 +172,13 @@ def _class_indices(target: Value, ignore_index: Any) -> Value:
 
 @builtin(aten.nll_loss_forward.default)
 def nll_loss_forward(
-    self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any,
+    self: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: Any,
     meta_outputs: Any,
-) -> tuple[Value, Value]:  # fmt: skip
+) -> tuple[Value, Value]:
     target = _class_indices(target, ignore_index)
     self, weight = promote(meta_outputs[0].dtype, self, weight)
     how = _WORDS["reduction"][reduction]
@@ -179,9 +187,15 @@ def nll_loss_forward(
 
 @builtin(aten.nll_loss_backward.default)
 def nll_loss_backward(
-    grad_output: Value, self: Value, target: Value, weight: Value | None, reduction: int,
-    ignore_index: Any, total_weight: Value, meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+    grad_output: Value,
+    self: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: Any,
+    total_weight: Value,
+    meta_outputs: TensorSpec,
+) -> Value:
     dtype = meta_outputs.dtype
     target = _class_indices(target, ignore_index)
     if weight is None:
@@ -191,6 +205,11 @@ def nll_loss_backward(
         dtype, self, grad_output, weight, total_weight
     )
     return ge.NLLLossGrad(
-        self, grad_output, target, weight, total_weight, reduction=_WORDS["reduction"][reduction],
+        self,
+        grad_output,
+        target,
+        weight,
+        total_weight,
+        reduction=_WORDS["reduction"][reduction],
         ignore_index=ignore_index,
-    )  # fmt: skip
+    )

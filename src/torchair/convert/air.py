@@ -125,9 +125,13 @@ def wait_tensor(self: Value, dependency: Value) -> Value:
 
 @builtin(torch.ops.air.print.default)
 def print_tensors(
-    tensors: Sequence[Value], msg_format: str, placeholder: str, summarize_size: int,
-    tensor_detail: bool, meta_inputs: Any,
-) -> None:  # fmt: skip
+    tensors: Sequence[Value],
+    msg_format: str,
+    placeholder: str,
+    summarize_size: int,
+    tensor_detail: bool,
+    meta_inputs: Any,
+) -> None:
     shown: list[Value] = []
     texts: list[str] = []
     for value, meta in zip(tensors, meta_inputs[0], strict=True):
@@ -139,9 +143,11 @@ def print_tensors(
             dims = ", ".join(str(d) if isinstance(d, int) else placeholder for d in sizes)
             texts[-1] = detail_text(placeholder, dims, meta.dtype)
     text = ge.StringFormat(
-        shown, template=message(msg_format, placeholder, texts), placeholder=placeholder,
+        shown,
+        template=message(msg_format, placeholder, texts),
+        placeholder=placeholder,
         summarize=summarize_size,
-    )  # fmt: skip
+    )
     text.node.attrs["_kernel"] = attr.Str("extend")
     ge.PrintV2(text, output_stream="stdout")
     keep_alive()

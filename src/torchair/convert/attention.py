@@ -18,9 +18,16 @@ LEFT_UP_CAUSAL = 2
 
 @builtin(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def flash_attention_for_cpu(
-    query: View, key: View, value: View, dropout_p: float, is_causal: bool, attn_mask: View | None,
-    scale: float | None, views: ViewFolder, reads: set[Any],
-) -> tuple[View, Value]:  # fmt: skip
+    query: View,
+    key: View,
+    value: View,
+    dropout_p: float,
+    is_causal: bool,
+    attn_mask: View | None,
+    scale: float | None,
+    views: ViewFolder,
+    reads: set[Any],
+) -> tuple[View, Value]:
     _no_dropout(dropout_p, scale)
     if query.dtype == ge.DataType.DT_DOUBLE and not reads <= {0}:
         raise Decline("sums of float64 exponentials are read, which GE keeps in float32")
@@ -34,9 +41,18 @@ def flash_attention_for_cpu(
     aten._scaled_dot_product_cudnn_attention.default,
 )
 def fused_attention(
-    query: View, key: View, value: View, attn_bias: View | None = None, *, dropout_p: float,
-    is_causal: bool, scale: float | None, views: ViewFolder, reads: set[Any], meta_outputs: Any,
-) -> list[Any]:  # fmt: skip
+    query: View,
+    key: View,
+    value: View,
+    attn_bias: View | None = None,
+    *,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    views: ViewFolder,
+    reads: set[Any],
+    meta_outputs: Any,
+) -> list[Any]:
     if not reads <= {0}:
         raise Decline("what its backward needs is read, too")
     _no_dropout(dropout_p, scale)
@@ -50,9 +66,15 @@ def _no_dropout(dropout_p: float, scale: Any) -> None:
 
 
 def _attention(
-    query: View, key: View, value: View, mask: View | None, causal: bool, scale: float | None,
-    views: ViewFolder, sums: bool = False,
-) -> tuple[View, Value]:  # fmt: skip
+    query: View,
+    key: View,
+    value: View,
+    mask: View | None,
+    causal: bool,
+    scale: float | None,
+    views: ViewFolder,
+    sums: bool = False,
+) -> tuple[View, Value]:
     q, k, v, shift = (views.emit(x) for x in (query, key, value, mask))
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[-1]
     if not all(isinstance(d, int) for d in (heads, kv_heads, width)):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from torchair import ge
 from torchair.convert.direct import direct
-from torchair.convert.operands import dims_of, keep_alive, kept, members
+from torchair.convert.operands import dims_of, keep_alive, keep_node_alive, members
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import TensorSpec, Value
@@ -71,7 +71,7 @@ def _all_equal(rows: Sequence[Any]) -> bool:
 
 
 def _exchange(group: str, input: Value, *parts: Any) -> Value:
-    return kept(ge.HcomAllToAllV(input, *parts, group=group))
+    return keep_node_alive(ge.HcomAllToAllV(input, *parts, group=group))
 
 
 def _by_name(make: Callable[..., Value]) -> Callable[..., Value]:
@@ -146,9 +146,13 @@ def allgather(
 
 @builtin(define.allgather_in_tensor.default, define._allgather_in_tensor_shape.default)
 def allgather_in_tensor(
-    input: Value, tag: str, ranks: list[int], group_size: int, out: Any = None,
+    input: Value,
+    tag: str,
+    ranks: list[int],
+    group_size: int,
+    out: Any = None,
     output_size: Any = None,
-) -> Value:  # fmt: skip
+) -> Value:
     dims, group = output_size if out is None else dims_of(out), _described(tag, ranks)
     rows = input if input.shape != () else ge.Unsqueeze(input, axes=[0])
     return ge.Reshape(_all_gather(group, rows, group_size), dims)
@@ -156,19 +160,28 @@ def allgather_in_tensor(
 
 @builtin(define.allgather_in_tensor_uneven.default)
 def allgather_in_tensor_uneven(
-    input: Value, send_count: Any, recv_counts: Any, tag: str, rank_list: list[int],
+    input: Value,
+    send_count: Any,
+    recv_counts: Any,
+    tag: str,
+    rank_list: list[int],
     recv_displacements: Any,
-) -> Value:  # fmt: skip
+) -> Value:
     group = _described(tag, rank_list)
     made = ge.HcomAllGatherV(input, send_count, recv_counts, recv_displacements, group=group)
-    return kept(made)
+    return keep_node_alive(made)
 
 
 @builtin(define.all_to_all_single_npu.default)
 def all_to_all_single(
-    input: Value, send_counts: Any, send_displacements: Any, recv_counts: Any,
-    recv_displacements: Any, tag: str, ranks: list[int],
-) -> Value:  # fmt: skip
+    input: Value,
+    send_counts: Any,
+    send_displacements: Any,
+    recv_counts: Any,
+    recv_displacements: Any,
+    tag: str,
+    ranks: list[int],
+) -> Value:
     group = _described(tag, ranks)
     if _all_equal([*members(send_counts), *members(recv_counts)]):
         return ge.HcomAllToAll(input, group=group)
@@ -178,14 +191,23 @@ def all_to_all_single(
 
 @builtin(define.reduce_scatter_tensor_uneven.default)
 def reduce_scatter_tensor_uneven(
-    input: Value, reduce_op: str, send_counts: Any, send_displacements: Any, recv_count: Any,
-    tag: str, rank_list: list[int],
-) -> Value:  # fmt: skip
+    input: Value,
+    reduce_op: str,
+    send_counts: Any,
+    send_displacements: Any,
+    recv_count: Any,
+    tag: str,
+    rank_list: list[int],
+) -> Value:
     made = ge.HcomReduceScatterV(
-        input, recv_count, send_counts, send_displacements, reduction=_reduction(reduce_op),
+        input,
+        recv_count,
+        send_counts,
+        send_displacements,
+        reduction=_reduction(reduce_op),
         group=_described(tag, rank_list),
-    )  # fmt: skip
-    return kept(made)
+    )
+    return keep_node_alive(made)
 
 
 @builtin(define._send.default)
@@ -199,11 +221,19 @@ def send(
 
 @builtin(define._recv.default)
 def recv(
-    src: int | None, ranks: list[int], pg_tag: str, tag: int, group_src: int | None,
-    shape: list[int], meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+    src: int | None,
+    ranks: list[int],
+    pg_tag: str,
+    tag: int,
+    group_src: int | None,
+    shape: list[int],
+    meta_outputs: TensorSpec,
+) -> Value:
     made = ge.HcomReceive(
-        group=_described(pg_tag, ranks), sr_tag=tag, src_rank=group_rank(src, group_src, ranks),
-        shape=list(shape), dtype=meta_outputs.dtype,
-    )  # fmt: skip
-    return kept(made)
+        group=_described(pg_tag, ranks),
+        sr_tag=tag,
+        src_rank=group_rank(src, group_src, ranks),
+        shape=list(shape),
+        dtype=meta_outputs.dtype,
+    )
+    return keep_node_alive(made)

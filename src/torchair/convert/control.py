@@ -43,19 +43,28 @@ _Type = Callable[[Sequence[Any], int], int]
 
 _NUMBERS: dict[_Type, dict[Any, str]] = {
     lambda _, result: _exact(result): {
-        operator.add: "Add", operator.sub: "Sub", operator.mul: "Mul", operator.pow: "Pow",
-        operator.floordiv: "FloorDiv", operator.truediv: "Div",
+        operator.add: "Add",
+        operator.sub: "Sub",
+        operator.mul: "Mul",
+        operator.pow: "Pow",
+        operator.floordiv: "FloorDiv",
+        operator.truediv: "Div",
         operator.mod: "FloorMod",  # sign of the divisor, as in Python
-        operator.lshift: "LeftShift", operator.rshift: "RightShift",
-        torch.sym_max: "Maximum", torch.sym_min: "Minimum",
+        operator.lshift: "LeftShift",
+        operator.rshift: "RightShift",
+        torch.sym_max: "Maximum",
+        torch.sym_min: "Minimum",
     },
     _common: {
-        operator.eq: "Equal", operator.ne: "NotEqual",
-        operator.gt: "Greater", operator.ge: "GreaterEqual",
-        operator.lt: "Less", operator.le: "LessEqual",
+        operator.eq: "Equal",
+        operator.ne: "NotEqual",
+        operator.gt: "Greater",
+        operator.ge: "GreaterEqual",
+        operator.lt: "Less",
+        operator.le: "LessEqual",
     },
     lambda *_: BOOL: {operator.and_: "LogicalAnd", operator.or_: "LogicalOr"},
-}  # fmt: skip
+}
 
 
 def _combined(op_type: str, wide: _Type) -> Callable[..., Value]:
@@ -84,9 +93,12 @@ def _rounded(op_type: str) -> Callable[..., Value]:
 
 
 _ROUND = {
-    math.floor: "Floor", math.ceil: "Ceil", math.trunc: "Trunc", torch.sym_int: "Trunc",
+    math.floor: "Floor",
+    math.ceil: "Ceil",
+    math.trunc: "Trunc",
+    torch.sym_int: "Trunc",
     round: "Round",
-}  # fmt: skip
+}
 for _rounding, _type in _ROUND.items():
     builtin(_rounding)(_rounded(_type))
 

@@ -47,15 +47,19 @@ def full(size: Any, fill_value: Any, meta_outputs: TensorSpec) -> Value:
 
 
 @builtin(
-    aten.zeros.default, aten.new_zeros.default, aten._efficientzerotensor.default,
-)  # fmt: skip
+    aten.zeros.default,
+    aten.new_zeros.default,
+    aten._efficientzerotensor.default,
+)
 def zeros(size: Any, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(size, typed(0, meta_outputs.dtype))
 
 
 @builtin(
-    aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default,
-)  # fmt: skip
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+)
 def empty(size: Any, meta_outputs: TensorSpec) -> Value:
     return ge.Fill(size, _unwritten(meta_outputs))
 
@@ -85,19 +89,21 @@ def full_like(self: Value, fill_value: Any, meta_outputs: TensorSpec) -> Value:
     return fill(self, fill_value, meta_outputs=meta_outputs)
 
 
-direct({
-    aten.linspace.default: Direct("LinSpace", "start end steps:", promoted=True),
-    aten.new_empty.default: Direct("Empty", "size:INT32", "dtype=@"),
-    aten.new_empty_strided.default: Direct("Empty", "size:INT32", "dtype=@"),
-    aten.new_full.default: Direct("Fill", "size: fill_value", promoted=True),
-    aten.ones.default: Direct("Fill", "size: 1", promoted=True),
-    aten.ones_like.default: Direct("OnesLike", promoted=True),
-    aten.tril.default: Direct("Tril", "self", "diagonal"),
-    aten.triu.default: Direct("Triu", "self", "diagonal"),
-    aten.zero.default: Direct("ZerosLike", promoted=True),
-    aten.zeros_like.default: Direct("ZerosLike", promoted=True),
-    prims.convert_element_type.default: Direct("Cast", "a", "dst_type=@"),
-})  # fmt: skip
+direct(
+    {
+        aten.linspace.default: Direct("LinSpace", "start end steps:", promoted=True),
+        aten.new_empty.default: Direct("Empty", "size:INT32", "dtype=@"),
+        aten.new_empty_strided.default: Direct("Empty", "size:INT32", "dtype=@"),
+        aten.new_full.default: Direct("Fill", "size: fill_value", promoted=True),
+        aten.ones.default: Direct("Fill", "size: 1", promoted=True),
+        aten.ones_like.default: Direct("OnesLike", promoted=True),
+        aten.tril.default: Direct("Tril", "self", "diagonal"),
+        aten.triu.default: Direct("Triu", "self", "diagonal"),
+        aten.zero.default: Direct("ZerosLike", promoted=True),
+        aten.zeros_like.default: Direct("ZerosLike", promoted=True),
+        prims.convert_element_type.default: Direct("Cast", "a", "dst_type=@"),
+    }
+)
 
 
 @builtin(aten.scalar_tensor.default)
@@ -297,13 +303,22 @@ def _moved(x: Value, scale: float, start: float, dtype: int) -> Value:
 
 
 @builtin(
-    aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator,
-    aten.randint_like.default, aten.randint_like.low_dtype,
-)  # fmt: skip
+    aten.randint.default,
+    aten.randint.generator,
+    aten.randint.low,
+    aten.randint.low_generator,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+)
 def randint(
-    high: Any, size: Any = None, self: Any = None, low: Any = 0, generator: Any = None, *,
+    high: Any,
+    size: Any = None,
+    self: Any = None,
+    low: Any = 0,
+    generator: Any = None,
+    *,
     meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+) -> Value:
     dims, dtype = size if self is None else ge.Shape(self), meta_outputs.dtype
     _default(generator, meta_outputs)
     bounds = promote(INT64, low, high)

@@ -92,8 +92,8 @@ def _converter(target: Any, row: Direct) -> Callable[..., Any]:
             if name.startswith("~"):
                 values.append(scale(result, given[name[1:]]))
             elif dtype or (row.promoted and not marked):
-                wished = DataType[f"DT_{dtype}"] if dtype else result
-                values.append(promote(wished, given[name]))
+                wanted = DataType[f"DT_{dtype}"] if dtype else result
+                values.append(promote(wanted, given[name]))
             else:
                 values.append(given[name])
         made = builder(op_type)(*values, **attributes(given, result))

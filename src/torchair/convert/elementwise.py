@@ -90,11 +90,13 @@ def div_mode(
     return ge.TruncateDiv(*operands)  # integers stay exact, 16 bit quotients are not rounded up
 
 
-direct({
-    aten.addcdiv.default: Direct("Addcdiv", "self tensor1 tensor2 ~value", promoted=True),
-    aten.addcmul.default: Direct("Addcmul", "self tensor1 tensor2 ~value", promoted=True),
-    aten.rsub.Scalar: Direct("Sxpy", "other self ~alpha", promoted=True),
-})  # fmt: skip
+direct(
+    {
+        aten.addcdiv.default: Direct("Addcdiv", "self tensor1 tensor2 ~value", promoted=True),
+        aten.addcmul.default: Direct("Addcmul", "self tensor1 tensor2 ~value", promoted=True),
+        aten.rsub.Scalar: Direct("Sxpy", "other self ~alpha", promoted=True),
+    }
+)
 direct(of_aten({"Lerp": "lerp.Scalar lerp.Tensor"}), inputs="self end ~weight", promoted=True)
 direct(
     of_aten(
@@ -103,8 +105,9 @@ direct(
             "RealDiv": "div.Tensor true_divide.Tensor div.Scalar",
         }
     ),
-    inputs="self ~other", promoted=True,
-)  # fmt: skip
+    inputs="self ~other",
+    promoted=True,
+)
 
 # Both operands in the type of the result, then one operator.
 _BINARY = {
@@ -144,12 +147,14 @@ _SAME_NAME = (
 
 direct(of_aten({t: t.lower() for t in _SAME_NAME} | {"Sign": "sgn sign"}), promoted=True)
 direct(of_aten({"Ceil": "ceil", "Floor": "floor"}), promoted=True, recast=True)
-direct({
-    aten.isinf.default: "IsInf",
-    aten.isnan.default: "IsNan",
-    aten.log10.default: Direct("Log", promoted=True, fixed={"base": 10.0}),
-    aten.log2.default: Direct("Log", promoted=True, fixed={"base": 2.0}),
-})  # fmt: skip
+direct(
+    {
+        aten.isinf.default: "IsInf",
+        aten.isnan.default: "IsNan",
+        aten.log10.default: Direct("Log", promoted=True, fixed={"base": 10.0}),
+        aten.log2.default: Direct("Log", promoted=True, fixed={"base": 2.0}),
+    }
+)
 
 
 @builtin(aten.abs.default)
@@ -168,18 +173,24 @@ def nan_to_num(self: Value, nan: Any, posinf: Any, neginf: Any) -> Value:
         raise Decline("complex tensor")
     limits = torch.finfo(ge_to_torch(self.dtype))
     return ge.NanToNum(
-        self, nan=0.0 if nan is None else nan, posinf=limits.max if posinf is None else posinf,
+        self,
+        nan=0.0 if nan is None else nan,
+        posinf=limits.max if posinf is None else posinf,
         neginf=limits.min if neginf is None else neginf,
-    )  # fmt: skip
+    )
 
 
 # ---- bounds ----
 
 
 @builtin(
-    aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor,
-    aten.clamp_max.default, aten.clamp_max.Tensor,
-)  # fmt: skip
+    aten.clamp.default,
+    aten.clamp.Tensor,
+    aten.clamp_min.default,
+    aten.clamp_min.Tensor,
+    aten.clamp_max.default,
+    aten.clamp_max.Tensor,
+)
 def clamp(self: Any, min: Any = None, max: Any = None, *, meta_outputs: TensorSpec) -> Value:
     """A missing bound stands for the end of the type's range."""
     dtype = meta_outputs.dtype

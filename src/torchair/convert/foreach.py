@@ -22,13 +22,13 @@ from torchair.ge.graph import Value
 from torchair.operators.foreach import FORMS, OVERLOADS, ROUNDING, TERNARY
 
 aten = torch.ops.aten
-Tensors = list[Value]
+ValueList = list[Value]
 FLOAT = DataType.DT_FLOAT
 _ALIASES = {"_foreach_clamp_min": "Maximum", "_foreach_clamp_max": "Minimum"}
 _OWN = ("ForeachNorm", "ForeachPowScalarAndTensor")  # converted below
 
 
-def _type(*lists: Tensors) -> int:
+def _type(*lists: ValueList) -> int:
     types = {x.dtype for members in lists for x in members}
     if len(types) != 1:
         raise Decline("lists of mixed types")
@@ -93,14 +93,14 @@ def _register() -> None:
 
 
 @builtin(aten._foreach_norm.Scalar)
-def norm(self: Tensors, ord: Any, dtype: Any) -> Any:
+def norm(self: ValueList, ord: Any, dtype: Any) -> Any:
     if dtype is not None:
         raise Decline("a norm computed in another type")
     return ge.ForeachNorm(self, _number(_type(self), ord))
 
 
 @builtin(aten._foreach_pow.ScalarAndTensor)
-def pow_of_number(self: Any, exponent: Tensors) -> Any:
+def pow_of_number(self: Any, exponent: ValueList) -> Any:
     dtype = _type(exponent)
     if not isinstance(self, float):
         return ge.ForeachPowScalarAndTensor(_number(dtype, self), exponent)
@@ -112,7 +112,7 @@ def pow_of_number(self: Any, exponent: Tensors) -> Any:
 
 
 def _rounded(mode: int) -> Callable[..., Any]:
-    def convert(self: Tensors) -> Sequence[Value]:
+    def convert(self: ValueList) -> Sequence[Value]:
         if any(x.dtype not in FLOAT_TYPES | INT_TYPES for x in self):
             raise Decline("neither floats nor integers")
         floats = [x for x in self if x.dtype in FLOAT_TYPES]

@@ -191,7 +191,7 @@ class Changed:
     reshaped: bool  # the view is the whole base with other dims
 
 
-Inner = Callable[["UpdatingCall"], tuple[list[Any], list[Value]]]
+AddOperator = Callable[["UpdatingCall"], tuple[list[Any], list[Value]]]
 """Adds the operator itself: its results, and the new value of each changed tensor."""
 
 
@@ -267,7 +267,7 @@ class UpdatingCall:
             return _call(aten.as_strided.default, base, *layout, metas=[meta])
         return base
 
-    def run(self, inner: Inner) -> list[Any]:
+    def run(self, inner: AddOperator) -> list[Any]:
         """Results of the operator, or None for an operator without any, then the new bases."""
         results, news = inner(self)
         for changed, new in zip(self.changed, news, strict=True):

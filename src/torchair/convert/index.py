@@ -27,17 +27,19 @@ def _scattered(**how: str) -> Direct:
     return Direct("ScatterElements", "self index:INT64 src", "axis=dim", fixed=how)
 
 
-direct({
-    aten.embedding_dense_backward.default: Direct(
-        "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
-    ),
-    aten.embedding.default: Direct("GatherV2", "weight indices [0]"),
-    aten.bucketize.Tensor: Direct("SearchSorted", "boundaries self None", "dtype=@ right"),
-    aten.gather.default: Direct("GatherElements", "self index:INT64", "dim"),
-    aten.masked_scatter.default: "MaskedScatter",
-    aten.scatter.src: _scattered(),
-    aten.scatter_add.default: _scattered(reduction="add"),
-})  # fmt: skip
+direct(
+    {
+        aten.embedding_dense_backward.default: Direct(
+            "EmbeddingDenseGrad", "", "num_weights padding_idx scale_grad_by_freq"
+        ),
+        aten.embedding.default: Direct("GatherV2", "weight indices [0]"),
+        aten.bucketize.Tensor: Direct("SearchSorted", "boundaries self None", "dtype=@ right"),
+        aten.gather.default: Direct("GatherElements", "self index:INT64", "dim"),
+        aten.masked_scatter.default: "MaskedScatter",
+        aten.scatter.src: _scattered(),
+        aten.scatter_add.default: _scattered(reduction="add"),
+    }
+)
 
 
 # ---- elements read by index ----
@@ -45,18 +47,31 @@ direct({
 
 @builtin(aten._embedding_bag.default)
 def embedding_bag(
-    weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool, mode: int,
-    sparse: bool, per_sample_weights: Value | None, include_last_offset: bool, padding_idx: int,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    include_last_offset: bool,
+    padding_idx: int,
     meta_inputs: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     tensors = [t for t in meta_inputs if isinstance(t, torch.Tensor)]
     if any(t.device.type != "cpu" or t.stride(-1) != 1 for t in tensors):
         raise Decline("bookkeeping results of another form")
     return ge.EmbeddingBag(
-        weight, indices, offsets, per_sample_weights, mode=BAG_MODES[mode],
-        scale_grad_by_freq=scale_grad_by_freq, sparse=sparse,
-        include_last_offset=include_last_offset, padding_idx=padding_idx,
-    )  # fmt: skip
+        weight,
+        indices,
+        offsets,
+        per_sample_weights,
+        mode=BAG_MODES[mode],
+        scale_grad_by_freq=scale_grad_by_freq,
+        sparse=sparse,
+        include_last_offset=include_last_offset,
+        padding_idx=padding_idx,
+    )
 
 
 @builtin(aten._embedding_bag_forward_only.default, filled=True)
@@ -93,9 +108,13 @@ def _vector(self: Value, index: Value) -> Value:
 
 @builtin(aten.searchsorted.Tensor)
 def searchsorted(
-    sorted_sequence: Value, self: Value, right: bool, side: str | None, sorter: Value | None,
+    sorted_sequence: Value,
+    self: Value,
+    right: bool,
+    side: str | None,
+    sorter: Value | None,
     meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+) -> Value:
     right = side == "right" if side is not None else right
     return ge.SearchSorted(sorted_sequence, self, sorter, dtype=meta_outputs.dtype, right=right)
 
@@ -172,8 +191,13 @@ def scatter_value(self: Value, dim: int, index: Value, value: Any) -> Value:
 
 
 _REDUCTIONS = {
-    "add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min",
-}  # fmt: skip
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+}
 
 
 @builtin(aten.scatter.reduce, aten.scatter_reduce.two)
@@ -325,9 +349,14 @@ def _zeros(input_sizes: Any, meta_outputs: TensorSpec) -> Value:
 
 @builtin(aten.slice_backward.default)
 def slice_backward(
-    grad_output: Value, input_sizes: Any, dim: int, start: Any, end: Any, step: Any,
+    grad_output: Value,
+    input_sizes: Any,
+    dim: int,
+    start: Any,
+    end: Any,
+    step: Any,
     meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+) -> Value:
     if grad_output.shape == meta_outputs.shape:
         return grad_output
     return _assign(_zeros(input_sizes, meta_outputs), grad_output, dim, start, end, step)

@@ -45,12 +45,20 @@ from torchair.torch_private.fake import FakeTensorMode, detect_fake_mode, unset_
 aten = torch.ops.aten
 NUMBERS = (bool, int, float)
 _EMPTY = (
-    aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
-    aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
-)  # fmt: skip
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+)
 _MARKS = (
-    "air::scope_enter", "air::scope_exit", "air::record", "air::wait", "air::record_tagged_stream",
-)  # fmt: skip
+    "air::scope_enter",
+    "air::scope_exit",
+    "air::record",
+    "air::wait",
+    "air::record_tagged_stream",
+)
 
 
 @dataclass
@@ -70,10 +78,17 @@ class GraphConverter:
     """Converts one FX graph; `run` gives the GE graph and how to call it."""
 
     def __init__(
-        self, gm: fx.GraphModule, name: str, infer: Callable[[Node], Sequence[Fact]], *,
-        fold_views: bool = True, strict: bool = False, static_args: frozenset[int] = frozenset(),
-        record_modules: bool = False, exact: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        gm: fx.GraphModule,
+        name: str,
+        infer: Callable[[Node], Sequence[Fact]],
+        *,
+        fold_views: bool = True,
+        strict: bool = False,
+        static_args: frozenset[int] = frozenset(),
+        record_modules: bool = False,
+        exact: bool = False,
+    ) -> None:
         """With `exact`, torch's own kernels compute whatever generated code might round
         differently."""
         self.gm = gm
@@ -141,9 +156,12 @@ class GraphConverter:
         dtype = torch_to_ge(meta.dtype)
         self.signature.inputs.append(InputSource((arg,), "tensor", dtype, arg in self._static))
         return ge.Data(
-            index=len(self.signature.inputs) - 1, dtype=dtype, shape=list(dims),
-            placement="CPU" if meta.device.type == "cpu" else "NPU", node_name=node.name,
-        )  # fmt: skip
+            index=len(self.signature.inputs) - 1,
+            dtype=dtype,
+            shape=list(dims),
+            placement="CPU" if meta.device.type == "cpu" else "NPU",
+            node_name=node.name,
+        )
 
     def _resolved(self, node: fx.Node, data: Value) -> Value:
         """An argument with a pending conjugation or negation, as numbers in memory."""
@@ -484,9 +502,12 @@ class GraphConverter:
         self.graph.origin = None
         items: Any = node.args[0]
         results = Results(
-            self._arg_of, self.signature.symbols, self._meta_of,
-            lambda n: self.views.emit(self._env[n].npu), self._dims,
-        )  # fmt: skip
+            self._arg_of,
+            self.signature.symbols,
+            self._meta_of,
+            lambda n: self.views.emit(self._env[n].npu),
+            self._dims,
+        )
         found = results.of(self.gm, items if isinstance(items, (list, tuple)) else [items])
         self.signature.results += found
         kept = [n for n in self.graph.keep_alive if n.type not in SIDE_EFFECTS]  # a pass ties those

@@ -59,11 +59,13 @@ def baddbmm(
 
 # ---- vectors: a matrix with one row or column ----
 
-direct({
-    aten.bmm.default: Direct("BatchMatMul", promoted=True),
-    aten.dot.default: "Dot",
-    aten.mm.default: Direct("MatMul", "self mat2 None"),
-})  # fmt: skip
+direct(
+    {
+        aten.bmm.default: Direct("BatchMatMul", promoted=True),
+        aten.dot.default: "Dot",
+        aten.mm.default: Direct("MatMul", "self mat2 None"),
+    }
+)
 
 
 def _matrix(x: Value, axis: int) -> Value:
@@ -105,7 +107,7 @@ def matmul(self: Value, other: Value, meta_outputs: TensorSpec) -> Value:
 
 
 @dataclass(frozen=True)
-class _Window:
+class _ConvWindow:
     """The plain arguments of a convolution over two or three spatial dims."""
 
     stride: list[int]
@@ -122,15 +124,17 @@ class _Window:
     def attrs(self) -> dict[str, Any]:
         """GE attributes: batch and channel first, pads once for every side."""
         return dict(
-            strides=[1, 1, *self.stride], pads=[p for p in self.padding for _ in range(2)],
-            dilations=[1, 1, *self.dilation], groups=self.groups,
+            strides=[1, 1, *self.stride],
+            pads=[p for p in self.padding for _ in range(2)],
+            dilations=[1, 1, *self.dilation],
+            groups=self.groups,
             data_format="NCHW" if len(self.stride) == 2 else "NCDHW",
-        )  # fmt: skip
+        )
 
 
 def _window(
     rank: int, stride: Any, padding: Any, dilation: Any, extra: Any, groups: Any
-) -> _Window:
+) -> _ConvWindow:
     plain(stride, padding, dilation, extra, groups)
     if rank not in (1, 2, 3):
         raise Decline(f"{rank} spatial dims")
@@ -140,7 +144,7 @@ def _window(
         return lead + (list(values) * rank if len(values) == 1 else list(values))
 
     sizes = (spread(stride, 1), spread(padding, 0), spread(dilation, 1), spread(extra, 0))
-    return _Window(*sizes, groups)
+    return _ConvWindow(*sizes, groups)
 
 
 def _widen(x: Value) -> Value:
@@ -156,9 +160,17 @@ def _narrow(x: Value, rank: int) -> Value:
 
 @builtin(aten.convolution.default)
 def convolution(
-    input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: Any, meta_outputs: TensorSpec,
-) -> Value:  # fmt: skip
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    meta_outputs: TensorSpec,
+) -> Value:
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
     input, weight, bias = promote(meta_outputs.dtype, input, weight, bias)
@@ -166,13 +178,18 @@ def convolution(
     if not transposed:
         return _narrow(builder(w.kind)(x, kernel, bias, None, **w.attrs), rank)
     y = builder(f"{w.kind}Transpose")(
-        _transposed_size(x, kernel, w), x, kernel, bias, None, **w.attrs,
+        _transposed_size(x, kernel, w),
+        x,
+        kernel,
+        bias,
+        None,
+        **w.attrs,
         output_padding=[0, 0, *w.output_padding],
-    )  # fmt: skip
+    )
     return _narrow(y, rank)
 
 
-def _transposed_size(x: Value, kernel: Value, w: _Window) -> Any:
+def _transposed_size(x: Value, kernel: Value, w: _ConvWindow) -> Any:
     """Dims of the result: constants, or worked out from the dims of the operands."""
     batch, _, *sizes = _dims(x)
     _, channels, *kernels = _dims(kernel)
@@ -208,9 +225,17 @@ def _plus(a: Any, b: Any) -> Any:
 
 @builtin(aten.convolution_backward.default)
 def convolution_backward(
-    grad_output: Value, input: Value, weight: Value, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: Any, meta_outputs: Sequence[Any],
-) -> list[Value | None]:  # fmt: skip
+    grad_output: Value,
+    input: Value,
+    weight: Value,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    meta_outputs: Sequence[Any],
+) -> list[Value | None]:
     rank = input.rank
     w = _window(rank - 2, stride, padding, dilation, output_padding, groups)
     if transposed and any(o >= s for o, s in zip(w.output_padding, w.stride, strict=True)):

@@ -41,9 +41,14 @@ def native_layer_norm(
 
 @builtin(aten.native_layer_norm_backward.default)
 def native_layer_norm_backward(
-    grad_out: Value, input: Value, normalized_shape: Any, mean: Value, rstd: Value,
-    weight: Value | None, meta_outputs: Sequence[Any],
-) -> list[Value | None]:  # fmt: skip
+    grad_out: Value,
+    input: Value,
+    normalized_shape: Any,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    meta_outputs: Sequence[Any],
+) -> list[Value | None]:
     if weight is None:
         weight = _filled(normalized_shape, 1, input.dtype)
     return wanted(ge.LayerNormGradV3(grad_out, input, rstd, mean, weight), meta_outputs)
@@ -85,9 +90,14 @@ def native_group_norm(
 
 @builtin(aten.native_group_norm_backward.default)
 def native_group_norm_backward(
-    grad_out: Value, input: Value, mean: Value, rstd: Value, weight: Value | None, group: int,
+    grad_out: Value,
+    input: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    group: int,
     meta_outputs: Sequence[Any],
-) -> list[Value | None]:  # fmt: skip
+) -> list[Value | None]:
     if weight is None:
         weight = _filled(_channels(input), 1, input.dtype)
     grads = ge.GroupNormGrad(
@@ -109,9 +119,15 @@ def _narrow(y: Value, rank: int) -> Value:
 
 @builtin(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_inference(
-    input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    eps: float, meta_outputs: Sequence[TensorSpec], reads: set[Any],
-) -> list[Value]:  # fmt: skip
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    eps: float,
+    meta_outputs: Sequence[TensorSpec],
+    reads: set[Any],
+) -> list[Value]:
     given = next(p for p in (weight, bias, running_mean) if p is not None)
     size = ge.Shape(input, dtype=DataType.DT_INT32)
     weight, bias = (
@@ -132,9 +148,15 @@ def batch_norm_inference(
 
 @builtin(aten._native_batch_norm_legit_functional.default)
 def batch_norm_functional(
-    input: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
-    running_var: Value | None, training: bool, momentum: float, eps: float,
-) -> Any:  # fmt: skip
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     dims, parameters, running = _channels(input), (weight, bias), (running_mean, running_var)
     given = next((p for p in (*parameters, *running) if p is not None), input)
     weight, bias = _parameters(given, dims, *parameters)
@@ -158,10 +180,17 @@ def batch_norm_without_statistics(training: bool, **named: Any) -> Any:
 
 @builtin(aten.native_batch_norm_backward.default)
 def native_batch_norm_backward(
-    grad_out: Value, input: Value, weight: Value | None, running_mean: Value | None,
-    running_var: Value | None, save_mean: Value | None, save_invstd: Value | None, train: bool,
-    eps: float, meta_outputs: Sequence[Any],
-) -> list[Value | None]:  # fmt: skip
+    grad_out: Value,
+    input: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_invstd: Value | None,
+    train: bool,
+    eps: float,
+    meta_outputs: Sequence[Any],
+) -> list[Value | None]:
     dims = _channels(input)
     statistics = (running_mean, running_var, save_mean, save_invstd)
     if train and (save_mean is None or save_invstd is None):

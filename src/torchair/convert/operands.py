@@ -113,7 +113,7 @@ def keep_alive() -> Node:
     return graph.nodes[-1]
 
 
-def kept(value: Value) -> Value:
+def keep_node_alive(value: Value) -> Value:
     """A value whose node runs even if nobody reads it."""
     get_default_ge_graph().keep_alive.append(value.node)
     return value

@@ -31,10 +31,13 @@ def _max_attrs(
     count: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> dict[str, Any]:
     return dict(
-        ksize=_each(kernel_size, count), strides=_each(stride or kernel_size, count),
-        pads=_each(padding, count), dilation=_each(dilation, count), dtype=INT64,
+        ksize=_each(kernel_size, count),
+        strides=_each(stride or kernel_size, count),
+        pads=_each(padding, count),
+        dilation=_each(dilation, count),
+        dtype=INT64,
         ceil_mode=ceil_mode,
-    )  # fmt: skip
+    )
 
 
 def _max_attrs2d(**window: Any) -> dict[str, Any]:
@@ -57,9 +60,10 @@ def max_pool2d_backward(grad_output: Value, self: Value, indices: Value, **windo
 def max_pool3d_with_indices(self: Value, **window: Any) -> tuple[Value, Value]:
     batched = self.rank == 5
     values, positions = ge.MaxPool3DWithArgmaxV2(
-        self if batched else ge.Unsqueeze(self, axes=[0]), **_max_attrs(3, **window),
+        self if batched else ge.Unsqueeze(self, axes=[0]),
+        **_max_attrs(3, **window),
         data_format="NCDHW",
-    )  # fmt: skip
+    )
     positions = cast_result(positions, INT64)
     if batched:
         return values, positions
@@ -70,14 +74,21 @@ def max_pool3d_with_indices(self: Value, **window: Any) -> tuple[Value, Value]:
 
 
 def _average_attrs(
-    kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
     divisor_override: int | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return dict(
-        ksize=[1, 1, *_each(kernel_size, 2)], strides=[1, 1, *_each(stride or kernel_size, 2)],
-        pads=[p for p in _each(padding, 2) for _ in range(2)], ceil_mode=ceil_mode,
-        exclusive=not count_include_pad, divisor_override=divisor_override or 0,
-    )  # fmt: skip
+        ksize=[1, 1, *_each(kernel_size, 2)],
+        strides=[1, 1, *_each(stride or kernel_size, 2)],
+        pads=[p for p in _each(padding, 2) for _ in range(2)],
+        ceil_mode=ceil_mode,
+        exclusive=not count_include_pad,
+        divisor_override=divisor_override or 0,
+    )
 
 
 @builtin(aten.avg_pool2d.default, filled=True)
@@ -155,9 +166,12 @@ def upsample_bilinear2d(
     if not align_corners:
         _check_scales(self.shape, meta_outputs.shape, _scales(scales))
     return ge.ResizeBilinearV2(
-        self, _result_size(output_size, meta_outputs), align_corners=align_corners,
-        half_pixel_centers=not align_corners, dtype=meta_outputs.dtype,
-    )  # fmt: skip
+        self,
+        _result_size(output_size, meta_outputs),
+        align_corners=align_corners,
+        half_pixel_centers=not align_corners,
+        dtype=meta_outputs.dtype,
+    )
 
 
 # ---- sampling at given points, of half tensors too without a cast, as torch does it ----

@@ -22,10 +22,19 @@ _MIDDLE = 8  # what stands for zero among four bits without a sign
 def _product(x: Value, weight: Value, scales: Value, **others: Any) -> Value:
     """A product with a weight [n, k]."""
     return ge.WeightQuantBatchMatmulV2(
-        x, weight, scales, others.get("offsets"), None, None, None, transpose_x=False,
-        transpose_weight=True, antiquant_group_size=others.get("group", 0), dtype=-1,
+        x,
+        weight,
+        scales,
+        others.get("offsets"),
+        None,
+        None,
+        None,
+        transpose_x=False,
+        transpose_weight=True,
+        antiquant_group_size=others.get("group", 0),
+        dtype=-1,
         inner_precise=0,
-    )  # fmt: skip
+    )
 
 
 @builtin(aten._weight_int8pack_mm.default)
@@ -133,6 +142,13 @@ def _nibbles(bytes_: Value) -> list[Value]:
 @builtin(aten._int_mm.default)
 def int_mm(self: Value, mat2: Value) -> Value:
     return ge.QuantBatchMatmulV3(
-        self, mat2, ge.Const(1.0, dtype=_FLOAT), None, None, None, dtype=DataType.DT_INT32,
-        transpose_x1=False, transpose_x2=False,
-    )  # fmt: skip
+        self,
+        mat2,
+        ge.Const(1.0, dtype=_FLOAT),
+        None,
+        None,
+        None,
+        dtype=DataType.DT_INT32,
+        transpose_x1=False,
+        transpose_x2=False,
+    )

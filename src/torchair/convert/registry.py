@@ -231,5 +231,5 @@ def bound(
     """The arguments of a call by name; those left out have their default, None without one, if they
     are among the `needed`."""
     given = dict(zip((a.name for a in schema.arguments), args, strict=False))
-    wished = [a for a in schema.arguments if needed is None or a.name in needed]
-    return {a.name: a.default_value for a in wished} | given | dict(kwargs)
+    wanted = [a for a in schema.arguments if needed is None or a.name in needed]
+    return {a.name: a.default_value for a in wanted} | given | dict(kwargs)

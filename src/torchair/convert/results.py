@@ -23,9 +23,9 @@ from torchair.ge.signature import (
     Computed,
     ComputedScalar,
     Fixed,
+    GraphResult,
     InputView,
     Pending,
-    Result,
     ResultView,
 )
 from torchair.torch_private.aot import TracingContext
@@ -262,10 +262,13 @@ class Results:
     """Collects the outputs of one GE graph."""
 
     def __init__(
-        self, arguments: Mapping[fx.Node, int], symbols: Mapping[str, Any],
-        meta: Callable[[fx.Node], Any], value: Callable[[fx.Node], Any],
+        self,
+        arguments: Mapping[fx.Node, int],
+        symbols: Mapping[str, Any],
+        meta: Callable[[fx.Node], Any],
+        value: Callable[[fx.Node], Any],
         dims: Callable[[fx.Node, torch.Tensor], tuple[Any, ...]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`meta` and `value` are what tracing and the GE graph have for a node."""
         self._arguments, self._symbols = arguments, symbols
         self._meta, self._value, self._dims = meta, value, dims
@@ -278,7 +281,7 @@ class Results:
         """Outputs of the GE graph, in order."""
         return list(self._outputs)
 
-    def of(self, gm: fx.GraphModule, items: Iterable[Any]) -> list[Result]:
+    def of(self, gm: fx.GraphModule, items: Iterable[Any]) -> list[GraphResult]:
         """The results of a graph that returns these."""
         items = list(items)
         metas = [self._meta(i) for i in items if isinstance(i, fx.Node)]
@@ -293,7 +296,7 @@ class Results:
         values = [u.args[1] for u in _updates(gm)]
         return {storage_key(self._meta(v)) for v in values if isinstance(v, fx.Node)}
 
-    def _result(self, item: Any) -> Result:
+    def _result(self, item: Any) -> GraphResult:
         if not isinstance(item, fx.Node):
             return Fixed(item)
         meta = self._meta(item)
@@ -301,13 +304,13 @@ class Results:
             return self._symbol(item)
         if not isinstance(meta, torch.Tensor):
             return Fixed(meta)
-        found: Result | None = self._view_of_argument(item, meta)
+        found: GraphResult | None = self._view_of_argument(item, meta)
         shares = storage_key(meta) in self._shared or _overlaps(meta) or is_bent(meta)
         if found is None and shares:
             found = self._view_of_result(item, meta)
         return self._computed(item) if found is None else found
 
-    def _computed(self, item: fx.Node) -> Result:
+    def _computed(self, item: fx.Node) -> GraphResult:
         value, meta = self._value(item), self._meta(item)
         if isinstance(value, Token):
             return Fixed(torch.empty(0))
@@ -327,7 +330,7 @@ class Results:
         index, same = self.outputs.index(value), first == (group, item)
         return Computed(index, dims, strides, group, same, offset, str(meta.device))
 
-    def _symbol(self, item: fx.Node) -> Result:
+    def _symbol(self, item: fx.Node) -> GraphResult:
         meta = self._meta(item)
         expr = from_torch(meta)
         if not isinstance(expr, Sym):

@@ -1,10 +1,10 @@
 """Samples of arguments that a converter is declared to support, and trying them out.
 
-    @declare_supported([Support(F32(2, 3), 1), Support(I64(4), 0)])
-    @register_fx_node_ge_converter(torch.ops.mine.op.default)
-    def convert_op(x, dim, meta_outputs=None): ...
+@declare_supported([Support(F32(2, 3), 1), Support(I64(4), 0)])
+@register_fx_node_ge_converter(torch.ops.mine.op.default)
+def convert_op(x, dim, meta_outputs=None): ...
 
-    assert convert_op.check() == []
+assert convert_op.check() == []
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ class SampleTensor:
     """A tensor to be made: dims and a type, maybe bounds of its numbers, or the numbers."""
 
     def __init__(
-        self, *dims: int, dtype: torch.dtype, value: Any = None,
+        self,
+        *dims: int,
+        dtype: torch.dtype,
+        value: Any = None,
         value_range: tuple[float, float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if value_range is not None and len(value_range) != 2:
             raise AssertionError(f"value_range is two numbers, not {value_range}")
         self.dims, self.dtype, self.value, self.range = dims, dtype, value, value_range
@@ -113,10 +116,19 @@ def declared() -> dict[Any, Converter]:
 F32, F16, BF16, F64, I64, I32, I16, I8, U8, C64, BOOL = (
     partial(SampleTensor, dtype=dtype)
     for dtype in (
-        torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32,
-        torch.int16, torch.int8, torch.uint8, torch.complex64, torch.bool,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.complex64,
+        torch.bool,
     )
-)  # fmt: skip
+)
 
 
 def T(value: Any, *, dtype: torch.dtype) -> SampleTensor:

@@ -178,18 +178,20 @@ aten = torch.ops.aten
 View = Value | PendingView
 
 
-direct({
-    aten.alias.default: "Identity",
-    aten.clone.default: "Identity",
-    aten.copy_.default: "Assign",
-    aten.detach.default: "Identity",
-    aten.lift.default: "Identity",
-    aten.lift_fresh.default: "Identity",
-    aten.lift_fresh_copy.default: "Identity",
-    aten.repeat.default: Direct("Tile", "self repeats"),
-    aten.roll.default: Direct("Roll", "self", "shifts dims"),
-    aten.unsqueeze.default: Direct("Unsqueeze", "self", "axes=[dim]"),
-})  # fmt: skip
+direct(
+    {
+        aten.alias.default: "Identity",
+        aten.clone.default: "Identity",
+        aten.copy_.default: "Assign",
+        aten.detach.default: "Identity",
+        aten.lift.default: "Identity",
+        aten.lift_fresh.default: "Identity",
+        aten.lift_fresh_copy.default: "Identity",
+        aten.repeat.default: Direct("Tile", "self repeats"),
+        aten.roll.default: Direct("Roll", "self", "shifts dims"),
+        aten.unsqueeze.default: Direct("Unsqueeze", "self", "axes=[dim]"),
+    }
+)
 
 
 # ---- reshapes and permutes ----

@@ -26,9 +26,7 @@ def reads_raw_memory(node: fx.Node) -> bool:
     return named and any(isinstance(s, fx.Node) and s.op != "placeholder" for s in sources)
 
 
-def place_in_argument(
-    node: fx.Node, meta_of: Callable[[fx.Node], Any]
-) -> tuple[fx.Node, Any, Dim]:
+def place_in_argument(node: fx.Node, meta_of: Callable[[fx.Node], Any]) -> tuple[fx.Node, Any, Dim]:
     """Where `as_strided` begins to read: an argument, and the offset in its memory, or if that is
     None how many elements after the argument begins."""
     source: Any = node.args[0]

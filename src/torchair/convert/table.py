@@ -30,10 +30,16 @@ _FUNCTIONAL = "writes to an argument; functionalisation leaves the pure operator
 _SYNC = "exists on accelerators only and reads batch statistics of other processes: torch's kernel"
 
 _WRITE = (
-    "aten._native_batch_norm_legit.default", "aten.bitwise_right_shift_.Tensor", "aten.erfinv.out",
-    "aten.expm1.out", "aten.log_sigmoid_backward.grad_input", "aten.log_sigmoid_forward.output",
-    "aten.masked_fill_.Scalar", "aten.mish.out", "aten.nan_to_num.out",
-)  # fmt: skip
+    "aten._native_batch_norm_legit.default",
+    "aten.bitwise_right_shift_.Tensor",
+    "aten.erfinv.out",
+    "aten.expm1.out",
+    "aten.log_sigmoid_backward.grad_input",
+    "aten.log_sigmoid_forward.output",
+    "aten.masked_fill_.Scalar",
+    "aten.mish.out",
+    "aten.nan_to_num.out",
+)
 
 LEFT_OUT: dict[str, str] = dict.fromkeys(_WRITE, _FUNCTIONAL) | {
     "aten._fft_c2c.default": "GE has FFT without direction and norm, over one or two dims",

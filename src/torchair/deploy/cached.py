@@ -27,7 +27,7 @@ from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
 from torchair.deploy import stored
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
 from torchair.deploy.guards import Traced
-from torchair.deploy.homes import Roots, SharedMemory, roots_of
+from torchair.deploy.tensor_refs import Roots, SharedMemory, roots_of
 from torchair.deploy.trees import CallShape
 from torchair.errors import InputError
 from torchair.fallbacks import Fallback, note
@@ -40,12 +40,19 @@ from torchair.trace import label, start_debug_log
 
 
 def cache_compile(
-    func: Callable[..., Any], *, config: CompilerConfig | None = None, dynamic: bool = True,
-    cache_dir: str | None = None, global_rank: int | None = None, tp_rank: int | None = None,
-    pp_rank: int | None = None, backend: Callable[..., Any] | None = None,
+    func: Callable[..., Any],
+    *,
+    config: CompilerConfig | None = None,
+    dynamic: bool = True,
+    cache_dir: str | None = None,
+    global_rank: int | None = None,
+    tp_rank: int | None = None,
+    pp_rank: int | None = None,
+    backend: Callable[..., Any] | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    ge_cache: bool = False, **ignored: Any,
-) -> CachedMethod:  # fmt: skip
+    ge_cache: bool = False,
+    **ignored: Any,
+) -> CachedMethod:
     """A bound method of a module, compiled at its first call, or taken from `cache_dir`.
 
     It runs under `torch.no_grad()`. The folder is `<class>_<dynamic or static>_<hash of module and
@@ -80,13 +87,17 @@ def rank_folder(whole: int | None, tensor: int | None, pipeline: int | None) -> 
     return "_".join([*parts, *(f"{name}{n}" for name, n in named if n is not None)])
 
 
-class KeptCall(CompiledModel):
+class CachedCall(CompiledModel):
     """A function or method that is compiled when it is first called, and kept in a file."""
 
     def __init__(
-        self, func: Callable[..., Any], config: CompilerConfig, dynamic: bool,
-        decompositions: Mapping[Any, Any] | None, path: Path | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        func: Callable[..., Any],
+        config: CompilerConfig,
+        dynamic: bool,
+        decompositions: Mapping[Any, Any] | None,
+        path: Path | None = None,
+    ) -> None:
         super().__init__(func, config, dynamic, "recompile", dict(decompositions or {}))
         self._path = path
         self._unsaved: tuple[stored.Artifact, Traced] | None = None
@@ -143,9 +154,12 @@ class KeptCall(CompiledModel):
                 made = stored.Artifact(
                     name=f"{self._name}{inspect.signature(self.model)}",
                     date=datetime.now(UTC).isoformat(timespec="seconds"),
-                    mode=self._config.mode.value, source=self._source(),
-                    options=self._options(), versions=stored.library_versions(), **known,
-                )  # fmt: skip
+                    mode=self._config.mode.value,
+                    source=self._source(),
+                    options=self._options(),
+                    versions=stored.library_versions(),
+                    **known,
+                )
                 self._unsaved = made, traced
             except stored.NotStored as e:
                 self._keeps = False
@@ -172,14 +186,19 @@ class KeptCall(CompiledModel):
         self.path.unlink(missing_ok=True)
 
 
-class CachedMethod(KeptCall):
+class CachedMethod(CachedCall):
     """A method that is compiled, or read from its folder, when it is first called."""
 
     def __init__(
-        self, func: Callable[..., Any], config: CompilerConfig, dynamic: bool,
-        cache_dir: str | None, ranks: Ranks, decompositions: Mapping[Any, Any] | None,
+        self,
+        func: Callable[..., Any],
+        config: CompilerConfig,
+        dynamic: bool,
+        cache_dir: str | None,
+        ranks: Ranks,
+        decompositions: Mapping[Any, Any] | None,
         ge_cache: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         owner = getattr(func, "__self__", None)
         if not inspect.ismethod(func):
             raise ValueError(f"cache_compile takes a bound method of a module, not {func!r}")
@@ -240,10 +259,10 @@ class CachedMethod(KeptCall):
                 note(Fallback.CACHE_FILE, f"the cache of {self._name} is made again", e)
                 self._remove()
         else:
-            self._tell_other_options()
+            self._warn_other_options()
         super()._begin(args, kwargs)
 
-    def _tell_other_options(self) -> None:
+    def _warn_other_options(self) -> None:
         """A method that is kept under other options has another folder: say which they are."""
         where = self.path.relative_to(os.path.realpath(self._home)).parts[1:]
         now = self._options()
@@ -254,8 +273,8 @@ class CachedMethod(KeptCall):
                 continue
             changed = [k for k in sorted({*then, *now}) if then.get(k) != now.get(k)]
             if changed:
-                told = [f"{k} was {then.get(k)}, now it is {now.get(k)}" for k in changed]
-                warnings.warn(f"{self._name} is compiled again: {'; '.join(told)}")
+                changes = [f"{k} was {then.get(k)}, now it is {now.get(k)}" for k in changed]
+                warnings.warn(f"{self._name} is compiled again: {'; '.join(changes)}")
                 return
 
     def _read(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
@@ -336,9 +355,12 @@ class _Compiled:
     WORD = ""
 
     def __init__(
-        self, func: Callable[..., Any], *, config: CompilerConfig | None = None,
+        self,
+        func: Callable[..., Any],
+        *,
+        config: CompilerConfig | None = None,
         dynamic: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not isinstance(func, self.KIND):
             raise ValueError(f"{type(self).__name__} takes a {self.WORD}, not {func!r}")
         self._func, self._config, self._dynamic = func, given(config, CompilerConfig), dynamic
@@ -361,7 +383,7 @@ class _Compiled:
             raise ValueError(f"{target} exists: choose another path, or remove it")
         self._saved = True
         (args, kwargs), self._inputs = self._inputs, None
-        result = KeptCall(self._func, self._config, self._dynamic, None, target)(*args, **kwargs)
+        result = CachedCall(self._func, self._config, self._dynamic, None, target)(*args, **kwargs)
         if not target.exists():
             raise RuntimeError(f"{target} was not written; the warning before this says why")
         return result

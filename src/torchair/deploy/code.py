@@ -1,7 +1,7 @@
 """Whether the machine code in a model file is run: only if the caller says so.
 
 Machine code does what it likes. A checksum tells damage, not who made it. So the caller trusts the
-file, or hands in the key that it was signed with; else kernels are compiled here, as ever.
+file, or hands in the key that it was signed with; else kernels are compiled here as usual.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from torchair.engine.packaged import Code, CodeError, PackagedTarget
+from torchair.engine.packaged import CodeError, PackagedCode, PackagedTarget
 from torchair.errors import InputError, SerializationError
 from torchair.log import logger, warn_once
 from torchair.serde.air import is_signed, read_code
@@ -32,11 +32,11 @@ def key_in(path: FilePath) -> bytes:
     return hashlib.blake2b(content, digest_size=32).digest()
 
 
-def code_in(path: FilePath) -> Code | None:
+def code_in(path: FilePath) -> PackagedCode | None:
     """The code that a file holds, None where it holds none. SerializationError if it is damaged."""
     try:
         data = read_code(path)
-        return None if data is None else Code.from_bytes(data)
+        return None if data is None else PackagedCode.from_bytes(data)
     except CodeError as error:
         raise SerializationError(f"the code in the file is damaged: {error}", file=path) from error
 
@@ -48,9 +48,13 @@ def default_frozen(path: FilePath) -> bool:
 
 
 def code_for(
-    path: FilePath, device: str, *, trust: bool = False, key: FilePath | None = None,
+    path: FilePath,
+    device: str,
+    *,
+    trust: bool = False,
+    key: FilePath | None = None,
     processor: str | None = None,
-) -> PackagedTarget | None:  # fmt: skip
+) -> PackagedTarget | None:
     """The code of a file for the processor of this machine, None where it has none, or where nobody
     vouches for it. A GPU is given the PTX for it."""
     if key is not None and not is_signed(path, key_in(key)):
@@ -75,7 +79,7 @@ def code_for(
     return _target(path, code, processor) if place.type == "cpu" else None
 
 
-def _compare_versions(path: FilePath, code: Code) -> None:
+def _compare_versions(path: FilePath, code: PackagedCode) -> None:
     """Kernels are found by their text, which another version may write otherwise."""
     theirs, ours = code.notes.get("torchair"), __version__
     if theirs != ours:
@@ -84,7 +88,7 @@ def _compare_versions(path: FilePath, code: Code) -> None:
         )
 
 
-def _target(path: FilePath, code: Code, processor: str | None) -> PackagedTarget | None:
+def _target(path: FilePath, code: PackagedCode, processor: str | None) -> PackagedTarget | None:
     try:
         target = code.target(processor)
         if (reason := target.available()) is not None:

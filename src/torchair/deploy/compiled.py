@@ -17,7 +17,14 @@ import torch
 from torchair.backend import config_in
 from torchair.configs.compiler_config import CompilerConfig, warn_about
 from torchair.deploy.guards import Expected, Guards, Traced, TraceError
-from torchair.deploy.homes import Home, ModelState, Roots, SharedMemory, homes_of, roots_of
+from torchair.deploy.tensor_refs import (
+    ModelState,
+    Roots,
+    SharedMemory,
+    TensorRef,
+    roots_of,
+    tensor_refs_of,
+)
 from torchair.deploy.trees import CallShape, only, result_of
 from torchair.engine.run.native import DirectProgram
 from torchair.errors import GraphError, InputError
@@ -38,7 +45,8 @@ if TYPE_CHECKING:
 
 Dynamic = bool | Mapping[str, Sequence[int]]
 
-_PATIENCE = 2  # calls of a kind before they get a gate, twice as many after each try in vain
+# calls of a kind before they get a native guard, twice as many after each try in vain
+_PATIENCE = 2
 _LONGEST = 1024
 
 
@@ -46,13 +54,16 @@ class Version:
     """The model compiled for one kind of call."""
 
     def __init__(
-        self, roots: Roots, shape: CallShape, traced: Traced,
-        homes: Sequence[Sequence[Home]],
-    ) -> None:  # fmt: skip
-        """`roots` are the modules that calls read, `homes` where the first arguments of the graph
+        self,
+        roots: Roots,
+        shape: CallShape,
+        traced: Traced,
+        refs: Sequence[Sequence[TensorRef]],
+    ) -> None:
+        """`roots` are the modules that calls read, `refs` where the first arguments of the graph
         are."""
         self._shape, self._traced = shape, traced
-        self.state = ModelState(roots, homes, traced.written)
+        self.state = ModelState(roots, refs, traced.written)
         self._guards = Guards(traced.specs, traced.conditions)
         self._finish = result_of(traced.result, traced.constants)
         self._calls, self._patience = 0, _PATIENCE
@@ -143,9 +154,9 @@ class Version:
             return None
         count, tensors = len(self.state.tensors), self._traced.tensors
         positions = [tensors[a - count] if a >= count else -1 for a in graph.taken]
-        program, held = found
+        program, frozen_tensors = found
         gate = program.gate(
-            inputs, positions, self._guards.records(flat), self.state.entries(), held
+            inputs, positions, self._guards.records(flat), self.state.entries(), frozen_tensors
         )
         if gate is None or any(program.results[i] >= 0 for i in graph.order):
             return None
@@ -159,10 +170,13 @@ class Version:
 
 
 def _direct(
-    program: DirectProgram, gate: Callable[..., Any], order: Sequence[int],
-    finish: Callable[[Sequence[Any]], Any], slowly: Callable[..., Any],
-) -> Callable[..., Any]:  # fmt: skip
-    """The whole call: results are allocated, the gate does the rest."""
+    program: DirectProgram,
+    gate: Callable[..., Any],
+    order: Sequence[int],
+    finish: Callable[[Sequence[Any]], Any],
+    slowly: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The whole call: results are allocated, the native guard does the rest."""
     makers = program.makers
 
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
@@ -248,11 +262,16 @@ _VERSIONS = 64  # that one compiled model may have
 
 
 def compile(
-    model: Callable[..., Any] | ExportedProgram, example_inputs: Any = (), *,
-    example_kwargs: Mapping[str, Any] | None = None, config: CompilerConfig | None = None,
-    mode: str | None = None, dynamic: Dynamic = False, on_mismatch: OnMismatch = "error",
+    model: Callable[..., Any] | ExportedProgram,
+    example_inputs: Any = (),
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    config: CompilerConfig | None = None,
+    mode: str | None = None,
+    dynamic: Dynamic = False,
+    on_mismatch: OnMismatch = "error",
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-) -> CompiledModel:  # fmt: skip
+) -> CompiledModel:
     """Compile a model or function for inference, traced once on example inputs.
 
     `example_inputs` are the positional arguments of a call. With `dynamic=True` all dims of tensors
@@ -291,9 +310,13 @@ class CompiledModel:
     """Whether graphs with sizes that vary are for sizes from 2 on; else for any, where they can."""
 
     def __init__(
-        self, model: Callable[..., Any], config: CompilerConfig, dynamic: Dynamic,
-        on_mismatch: OnMismatch, decompositions: dict[Any, Any],
-    ) -> None:  # fmt: skip
+        self,
+        model: Callable[..., Any],
+        config: CompilerConfig,
+        dynamic: Dynamic,
+        on_mismatch: OnMismatch,
+        decompositions: dict[Any, Any],
+    ) -> None:
         self.model = model
         self.versions: list[Version] = []
         self._config, self._dynamic, self._decompositions = config, dynamic, decompositions
@@ -316,30 +339,36 @@ class CompiledModel:
     def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         """Compile for calls like this one."""
         shape = shape_of(self.model, args, kwargs)
-        traced, homes = self.trace(shape)
-        made = Version(roots_of(self.model), shape, traced, homes)
+        traced, refs = self.trace(shape)
+        made = Version(roots_of(self.model), shape, traced, refs)
         self.versions.insert(0, made)
         return made
 
-    def trace(self, shape: CallShape) -> tuple[Traced, list[list[Home]]]:
+    def trace(self, shape: CallShape) -> tuple[Traced, list[list[TensorRef]]]:
         """The graph of calls of a shape, and where its first arguments are."""
         from torchair.deploy.tracing import trace
 
         check_names(self._dynamic, shape.labels)
-        homes = homes_of(roots_of(self.model))
+        refs = tensor_refs_of(roots_of(self.model))
 
         def call(leaves: Sequence[Any]) -> Any:
             positional, named = shape.restored(leaves)
             return self.model(*positional, **named)
 
         traced = trace(
-            call, homes, shape.leaves, shape.labels, partial(dynamic_dims, self._dynamic),
-            self._config, self._decompositions, self.from_two,
-        )  # fmt: skip
+            call,
+            refs,
+            shape.leaves,
+            shape.labels,
+            partial(dynamic_dims, self._dynamic),
+            self._config,
+            self._decompositions,
+            self.from_two,
+        )
         for k in traced.unread:
-            if all(h.loose for h in homes[k]):  # nobody need look at it any more
-                homes[k] = [Home.nowhere()]
-        return traced, homes
+            if all(h.loose for h in refs[k]):  # nobody need look at it any more
+                refs[k] = [TensorRef.nowhere()]
+        return traced, refs
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
         """A call through Python: finds the version, and makes the quick way to it."""

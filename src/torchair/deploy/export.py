@@ -51,10 +51,14 @@ class _Collected(Exception):
 
 
 def dynamo_export(
-    *args: Any, model: torch.nn.Module, export_path: str = "export_file",
-    export_name: str = "export", dynamic: bool = False, config: CompilerConfig | None = None,
+    *args: Any,
+    model: torch.nn.Module,
+    export_path: str = "export_file",
+    export_name: str = "export",
+    dynamic: bool = False,
+    config: CompilerConfig | None = None,
     **kwargs: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Write `model` as `<export_path>/<export_name>.air`, traced with these arguments.
 
     With several processes each writes `<export_name><rank>.air`. The model is not run.
@@ -153,9 +157,15 @@ class _Export:
     """The backend of one export, and what its graph does when it is called: write files."""
 
     def __init__(
-        self, config: CompilerConfig, model: torch.nn.Module, file: Path, name: str,
-        rank: int | None, leaves: Mapping[Keys, tuple[int, Any]], goes_on: bool,
-    ) -> None:  # fmt: skip
+        self,
+        config: CompilerConfig,
+        model: torch.nn.Module,
+        file: Path,
+        name: str,
+        rank: int | None,
+        leaves: Mapping[Keys, tuple[int, Any]],
+        goes_on: bool,
+    ) -> None:
         """With `goes_on` the call ends as a call does, and hands `write` its result."""
         self._config, self._file, self._name, self._rank = config, file, name, rank
         self._leaves, self._goes_on = leaves, goes_on
@@ -225,9 +235,13 @@ class _Export:
             return None
 
     def _write(
-        self, call: GraphCall, args: Sequence[Any], metas: Sequence[Any], names: Sequence[str],
+        self,
+        call: GraphCall,
+        args: Sequence[Any],
+        metas: Sequence[Any],
+        names: Sequence[str],
         nesting: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         weights = self._weights(args)
         sizes = {a: d for a, d in _sizes(metas).items() if d[0] not in weights}
         package = Package(call, args, weights)
@@ -396,9 +410,13 @@ def model_relation(name: str, groups: dict[str, list[int]], world: int) -> dict[
 def numa(ranks: Sequence[int]) -> dict[str, Any]:
     """`numa_config.json`: one node with a device for each rank."""
     node = {
-        "node_id": 0, "node_type": "ATLAS800", "ipaddr": "127.0.0.1", "port": 29500,
-        "is_local": True, "item_list": [{"item_id": rank} for rank in ranks],
-    }  # fmt: skip
+        "node_id": 0,
+        "node_type": "ATLAS800",
+        "ipaddr": "127.0.0.1",
+        "port": 29500,
+        "is_local": True,
+        "item_list": [{"item_id": rank} for rank in ranks],
+    }
     return {
         "cluster": [{"cluster_nodes": [node]}],
         "item_def": [{"item_type": "Ascend910"}],

@@ -20,8 +20,8 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
 from torchair.deploy.export import call_leaves, file_call, put_weights
 from torchair.deploy.guards import Condition, Expected, Guards, NumberSpec, Spec, Traced, ValueSpec
-from torchair.deploy.homes import homes_of, roots_of
 from torchair.deploy.package import FileArgument, NotNested, Package, outline
+from torchair.deploy.tensor_refs import roots_of, tensor_refs_of
 from torchair.deploy.trees import CallShape, result_of
 from torchair.errors import GraphError, SerializationError
 from torchair.log import logger
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _UNBOUNDED = 2**31
 """Sizes from here on are no bound that anybody has set."""
 
-Call = tuple[Sequence[Any], dict[str, Any]]
+CallArguments = tuple[Sequence[Any], dict[str, Any]]
 
 
 # ---- what an export allows ----
@@ -101,7 +101,7 @@ class Contract:
                 self._conditions.append(f"{symbol} <= {int(allowed.upper)}")
 
 
-def example_call(program: ExportedProgram) -> Call:
+def example_call(program: ExportedProgram) -> CallArguments:
     """The arguments that a program was exported with."""
     if program.example_inputs is None:
         raise GraphError(
@@ -120,9 +120,11 @@ class CompiledProgram(CompiledModel):
     from_two = False
 
     def __init__(
-        self, program: ExportedProgram, config: CompilerConfig,
+        self,
+        program: ExportedProgram,
+        config: CompilerConfig,
         decompositions: Mapping[Any, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         module = program.module(check_guards=False)  # we check them, and name the argument
         self.example = example_call(program)
         self.call_shape = shape_of(module, *self.example)
@@ -145,9 +147,10 @@ class CompiledProgram(CompiledModel):
 
 
 def compile_program(
-    program: ExportedProgram, config: CompilerConfig,
+    program: ExportedProgram,
+    config: CompilerConfig,
     decompositions: Mapping[Any, Any] | None = None,
-) -> CompiledProgram:  # fmt: skip
+) -> CompiledProgram:
     """Compile a program for calls like its example, which the contract of the export allows."""
     made = CompiledProgram(program, config, decompositions)
     made.add(*made.example)
@@ -167,8 +170,8 @@ def write_program(
     config.experimental_config.keep_inference_input_mutations = True
     made = CompiledProgram(program, config)
     shape = made.call_shape
-    names = [places[0].name for places in homes_of(roots_of(made.model))]
-    traced, homes = made.trace(shape)
+    names = [places[0].name for places in tensor_refs_of(roots_of(made.model))]
+    traced, refs = made.trace(shape)
     call = file_call(None if traced.graph is None else traced.graph.runner)
     if len(call.signature.results) != traced.result.num_leaves - len(traced.constants):
         raise SerializationError(
@@ -177,14 +180,14 @@ def write_program(
             hint="return copies; torchair.compile takes such programs",
         )
     tensors = [shape.leaves[k] for k in traced.tensors]
-    args = [*(places[0].read() for places in homes), *tensors]
+    args = [*(places[0].read() for places in refs), *tensors]
     package = Package(call, args, dict(enumerate(names)))
     path = Path(path)
     private_dir(path.parent)
     put_weights(package, path.parent)
     paths = _paths(made, shape)
     arguments = [
-        FileArgument(len(homes) + n, ".".join(map(str, paths[k])), paths[k])
+        FileArgument(len(refs) + n, ".".join(map(str, paths[k])), paths[k])
         for n, k in enumerate(traced.tensors)
     ]
     guards = _file_guards(made.contract, traced) | {"paths": [list(p) for p in paths]}
@@ -312,6 +315,7 @@ def _check_owner(path: Path) -> None:
         reason = "it belongs to another user"
     if reason is not None:
         raise SerializationError(
-            f"reading a program of torch.export can run code, and {reason}", file=path,
+            f"reading a program of torch.export can run code, and {reason}",
+            file=path,
             hint="if you trust it: trust=True, or --trust on the command line",
-        )  # fmt: skip
+        )

@@ -17,9 +17,11 @@ FRACTAL_Z, FRACTAL_NZ = 4, 29
 
 
 def npu_format_cast_via_cpu(
-    self: torch.Tensor, acl_format: int, customize_dtype: int | None = None,
+    self: torch.Tensor,
+    acl_format: int,
+    customize_dtype: int | None = None,
     input_dtype: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The tensor in a format of the device, computed on the host: here a copy of it."""
     known = {f.value for f in Format}
     if acl_format not in known:

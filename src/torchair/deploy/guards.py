@@ -1,9 +1,9 @@
 """Guards of a call without Dynamo: what flat arguments must be, compared in one native call.
 
 A spec is data that may be stored. The native comparison is for sizes that came before, each set of
-them has a gate of its own; a new set is compared in Python, with the message if it does not fit.
-Conditions on sizes may come from a file: they are read into steps over known operators, and never
-executed as code.
+them has a native guard of its own; a new set is compared in Python, with the message if it does not
+fit. Conditions on sizes may come from a file: they are read into steps over known operators, and
+never executed as code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchair.engine.run.held import ANY, Same, TensorLike, native_gate
+from torchair.engine.run.frozen import ANY, Same, TensorLike, argument_guard
 from torchair.errors import InputError, TorchairError
 from torchair.runner import GmRunner
 from torchair.torch_private import pytree
@@ -112,7 +112,7 @@ class Condition:
 
 _GATES = 16  # sets of sizes that are compared natively
 
-Number = bool | int | float | str | None
+GuardValue = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class ValueSpec:
     """A number, a text or None that a call expects; it is part of the compiled code."""
 
     name: str
-    value: Number
+    value: GuardValue
 
     def problem(self, given: Any, sizes: dict[str, int]) -> tuple[str, str] | None:
         """As for tensors."""
@@ -242,7 +242,7 @@ class Guards:
                 return True
         if self.mismatch(args) is not None:
             return False
-        made = native_gate(len(self.specs), self.records(args))
+        made = argument_guard(len(self.specs), self.records(args))
         if made is not None:
             self._gates = [made, *gates][:_GATES]
         return True
@@ -268,17 +268,21 @@ class Guards:
             if found is not None:
                 return InputError(
                     f"the argument {spec.name} is not what the call was compiled for",
-                    index=k, name=spec.name, expected=found[0], got=found[1],
-                )  # fmt: skip
+                    index=k,
+                    name=spec.name,
+                    expected=found[0],
+                    got=found[1],
+                )
         for condition in self.conditions:
             if not condition.value(sizes):
                 used = {n: sizes[n] for n in sorted(condition.names)}
                 places = [f"{n} is {self._where(n)}" for n in used]
                 return InputError(
                     f"the call was compiled for sizes with {condition.text} ({', '.join(places)})",
-                    name=self._where(min(used)) if used else None, expected=condition.text,
+                    name=self._where(min(used)) if used else None,
+                    expected=condition.text,
                     got=", ".join(f"{n} = {v}" for n, v in used.items()),
-                )  # fmt: skip
+                )
         return None
 
     def _where(self, name: str) -> str:

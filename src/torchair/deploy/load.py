@@ -70,9 +70,13 @@ class Loaded:
     nested as the model's, or a tensor or tuple in the order of a file that does not tell."""
 
     def __init__(
-        self, path: FilePath, run: Runnable, call: package.PackagedCall, names: list[str],
+        self,
+        path: FilePath,
+        run: Runnable,
+        call: package.PackagedCall,
+        names: list[str],
         weights: Mapping[str, torch.Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = Path(path)
         self._run, self._call = run, call
         self.inputs = _inputs(run.graph, call)
@@ -119,8 +123,11 @@ class Loaded:
             if found is not None:
                 return InputError(
                     f"the argument {port.name} is not what the model was exported for",
-                    index=k, name=port.name, expected=found[0], got=found[1],
-                )  # fmt: skip
+                    index=k,
+                    name=port.name,
+                    expected=found[0],
+                    got=found[1],
+                )
         return error
 
     @property
@@ -185,10 +192,16 @@ class _Checked:
 
 
 def load(
-    path: FilePath, *, device: str | torch.device = "cpu", frozen_parameter: bool | None = None,
-    check: bool = False, options: Mapping[str, str] | None = None, trust: bool = False,
-    key: FilePath | None = None, processor: str | None = None,
-) -> Loaded | CompiledProgram:  # fmt: skip
+    path: FilePath,
+    *,
+    device: str | torch.device = "cpu",
+    frozen_parameter: bool | None = None,
+    check: bool = False,
+    options: Mapping[str, str] | None = None,
+    trust: bool = False,
+    key: FilePath | None = None,
+    processor: str | None = None,
+) -> Loaded | CompiledProgram:
     """The model of a `.air` file, or of a `.pt2` file of `torch.export.save`, as a function of
     tensors on `device`.
 
@@ -220,9 +233,13 @@ def is_archive(path: FilePath) -> bool:
 
 
 def load_air(
-    path: FilePath, place: str = "cpu", frozen_parameter: bool | None = None, check: bool = False,
-    options: Mapping[str, str] | None = None, target: Target | None = None,
-) -> Loaded:  # fmt: skip
+    path: FilePath,
+    place: str = "cpu",
+    frozen_parameter: bool | None = None,
+    check: bool = False,
+    options: Mapping[str, str] | None = None,
+    target: Target | None = None,
+) -> Loaded:
     """The model of a `.air` file, whose kernels `target` makes if that is not the usual one."""
     graph = read_air(path, infer)
     try:
@@ -252,9 +269,13 @@ def device_name(device: str | torch.device) -> str:
 
 
 def _loaded(
-    path: Any, graph: Graph, device: str, frozen: bool, options: Mapping[str, str] | None,
+    path: Any,
+    graph: Graph,
+    device: str,
+    frozen: bool,
+    options: Mapping[str, str] | None,
     target: Target | None,
-) -> Loaded:  # fmt: skip
+) -> Loaded:
     _check_operators(graph)
     if graph.output is None:
         raise SerializationError("the graph has no NetOutput")
@@ -266,9 +287,7 @@ def _loaded(
     bound, named = _take_weights(graph, call, Path(path), device)
     _place(graph, call.convention, device)
     local = {**(options or {}), **({"frozen_parameter": "1"} if frozen else {})}
-    run = Runnable(
-        graph, call.convention, bound=bound, options=local, device=device, target=target
-    )
+    run = Runnable(graph, call.convention, bound=bound, options=local, device=device, target=target)
     return Loaded(path, run, call, names, named)
 
 
@@ -293,10 +312,14 @@ def _call_of(graph: Graph, device: str) -> package.PackagedCall:
     try:
         found = json.loads(str(note.value))
         made = package.PackagedCall(
-            from_text(found["convention"]), [str(n) for n in found["names"]],
-            [tuple(p) for p in found["paths"]], [(int(a), int(d)) for a, d in found["sizes"]],
-            [str(n) for n in found["states"]], found.get("nesting"), found.get("guards"),
-        )  # fmt: skip
+            from_text(found["convention"]),
+            [str(n) for n in found["names"]],
+            [tuple(p) for p in found["paths"]],
+            [(int(a), int(d)) for a, d in found["sizes"]],
+            [str(n) for n in found["states"]],
+            found.get("nesting"),
+            found.get("guards"),
+        )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, SerializationError):
             raise

@@ -30,7 +30,7 @@ from torchair.serde.convention import Convention, to_text
 # ---- how results are nested: nothing is imported or executed to build them again ----
 
 
-Steps = tuple[str | int, ...]
+AttributePath = tuple[str | int, ...]
 _PLAIN = (bool, int, float, str, type(None))
 _DEEP = 12
 
@@ -75,16 +75,21 @@ def _attributes(value: Any, leaf: Callable[[Any], Any], depth: int) -> list[Any]
     return found
 
 
-Build = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+BuildResult = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 """Makes a result of the flat ones of a call, and of its arguments."""
 
 _CONTAINERS: dict[str, Callable[[Any], Any]] = {
-    "list": list, "tuple": tuple, "dict": dict, "fields": Fields,
-}  # fmt: skip
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+    "fields": Fields,
+}
 _NAMED = ("dict", "fields")
 
 
-def builder(tree: Any, leaf: Callable[[str, Any], Build | None], depth: int = 0) -> Build:
+def builder(
+    tree: Any, leaf: Callable[[str, Any], BuildResult | None], depth: int = 0
+) -> BuildResult:
     """What makes results of such a nesting; `leaf` tells how to make what is no container."""
     if not isinstance(tree, dict) or len(tree) != 1 or depth > _DEEP:
         raise SerializationError(f"no nesting of results: {tree!r:.60}")
@@ -107,12 +112,12 @@ def builder(tree: Any, leaf: Callable[[str, Any], Build | None], depth: int = 0)
 
 
 def leaves_of(
-    count: int, weights: Mapping[str, Any], reach: Callable[[Mapping[str, Any], Steps], Any]
-) -> Callable[[str, Any], Build | None]:
+    count: int, weights: Mapping[str, Any], reach: Callable[[Mapping[str, Any], AttributePath], Any]
+) -> Callable[[str, Any], BuildResult | None]:
     """How leaves of results are made, of which the call has `count`: `reach` finds an argument by
     its path, `weights` are tensors of the model."""
 
-    def leaf(kind: str, what: Any) -> Build | None:
+    def leaf(kind: str, what: Any) -> BuildResult | None:
         if kind == "result" and type(what) is int and 0 <= what < count:
             return lambda results, given: results[what]
         path = tuple(what) if isinstance(what, list) else ()
@@ -269,9 +274,12 @@ class Package:
             del self._sources[node]
 
     def finish(
-        self, arguments: Sequence[FileArgument], sizes: Mapping[int, tuple[int, int]],
-        nesting: Any = None, guards: dict[str, Any] | None = None,
-    ) -> PackagedCall:  # fmt: skip
+        self,
+        arguments: Sequence[FileArgument],
+        sizes: Mapping[int, tuple[int, int]],
+        nesting: Any = None,
+        guards: dict[str, Any] | None = None,
+    ) -> PackagedCall:
         """Updated inputs become RefData, inputs are numbered: Data first. `sizes` are arguments
         that are dims of others: (argument, dim). `guards` are those of PackagedCall."""
         states = self._refer()
@@ -280,10 +288,14 @@ class Package:
         order = [a.place for a in arguments]
         places = {place: k for k, place in enumerate([*order, *sizes, *states])}
         found = PackagedCall(
-            self._convention(places), [a.name for a in arguments], [a.path for a in arguments],
-            [(places[a], dim) for a, dim in sizes.values()], list(states.values()), nesting,
+            self._convention(places),
+            [a.name for a in arguments],
+            [a.path for a in arguments],
+            [(places[a], dim) for a, dim in sizes.values()],
+            list(states.values()),
+            nesting,
             guards,
-        )  # fmt: skip
+        )
         self.graph.sort()
         for node in self.graph.nodes:
             if (value := node.attrs.get("value")) is not None and value.kind == "Tensor":

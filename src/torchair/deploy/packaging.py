@@ -20,7 +20,7 @@ from torchair.deploy.compiled import is_exported
 from torchair.deploy.guards import Condition, Expected, Guards
 from torchair.deploy.load import Loaded, is_archive, load_air
 from torchair.engine.options import EngineOptions
-from torchair.engine.packaged import Code, RecordingTarget, processor_named, ptx_of
+from torchair.engine.packaged import PackagedCode, RecordingTarget, processor_named, ptx_of
 from torchair.errors import GraphError, SerializationError
 from torchair.log import logger
 from torchair.serde.air import add_code
@@ -37,10 +37,15 @@ odd ones, and multiples of vectors."""
 
 
 def package(
-    model: ExportedProgram | FilePath, path: FilePath, *,
-    cpu: Sequence[str] = DEFAULT_PROCESSORS, gpu: Sequence[str] = (),
-    frozen_parameter: bool = False, key: FilePath | None = None, trust: bool = False,
-) -> Path:  # fmt: skip
+    model: ExportedProgram | FilePath,
+    path: FilePath,
+    *,
+    cpu: Sequence[str] = DEFAULT_PROCESSORS,
+    gpu: Sequence[str] = (),
+    frozen_parameter: bool = False,
+    key: FilePath | None = None,
+    trust: bool = False,
+) -> Path:
     """Write a model with machine code for processors of `cpu` and PTX for architectures of `gpu`.
 
     `model` is a program of `torch.export`, a `.pt2` file of one, or a `.air` file. With
@@ -54,7 +59,7 @@ def package(
     private_dir(path.parent)
     with tempfile.TemporaryDirectory(prefix=".torchair-", dir=path.parent) as folder:
         source = _model_file(model, Path(folder) / "model.air", trust)
-        made = Code(notes=_notes(frozen_parameter))
+        made = PackagedCode(notes=_notes(frozen_parameter))
         for processor in processors:
             target = RecordingTarget(processor)
             loaded = load_air(source, "cpu", frozen_parameter, target=target)

@@ -20,7 +20,7 @@ from torchair.errors import InputError, SerializationError
 from torchair.flags import debug_level
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Sym, contiguous_strides, is_static
-from torchair.ge.signature import Computed, InputSource, InputView, Result, Signature
+from torchair.ge.signature import Computed, GraphResult, InputSource, InputView, Signature
 from torchair.operators import infer
 from torchair.serde import from_bytes
 from torchair.serde.convention import Convention, check
@@ -36,11 +36,17 @@ class Runnable:
     """
 
     def __init__(
-        self, graph: Graph, convention: Convention | None = None, *,
-        bound: Mapping[int, torch.Tensor] | None = None, options: Options | None = None,
-        process: Options | None = None, device: str = "cpu", finished: bool = False,
+        self,
+        graph: Graph,
+        convention: Convention | None = None,
+        *,
+        bound: Mapping[int, torch.Tensor] | None = None,
+        options: Options | None = None,
+        process: Options | None = None,
+        device: str = "cpu",
+        finished: bool = False,
         target: Target | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`options` are those of the engine for this graph, `process` those for the process, as
         `Settings` has them. The graph belongs to the runnable; it is `finished` if the engine has
         optimised it before. `target` makes kernels, if that is not the one of the device."""
@@ -90,16 +96,21 @@ class Runnable:
         """Have the target make the kernels for arguments like these."""
         inputs = self.call.collect((*args, *self._bound))
         self.call.compile(inputs)
-        self.call.session.edition_for(inputs).generate(inputs)
+        self.call.session.variant_for(inputs).generate(inputs)
 
 
 class _Call(GraphCall):
     """A graph with options of its own."""
 
     def __init__(
-        self, graph: Graph, signature: Signature, device: Device, state: GraphState,
-        options: Options, process: Options,
-    ) -> None:  # fmt: skip
+        self,
+        graph: Graph,
+        signature: Signature,
+        device: Device,
+        state: GraphState,
+        options: Options,
+        process: Options,
+    ) -> None:
         super().__init__(graph, signature, device, state)
         self._options = (options, process)
 
@@ -121,7 +132,7 @@ def convention_of(graph: Graph, device: str = "cpu", updates: bool = True) -> Co
     output = graph.output
     if output is None:
         raise SerializationError(f"graph {graph.name!r} has no NetOutput")
-    results: list[Result] = [
+    results: list[GraphResult] = [
         Computed(k, v.shape or (), contiguous_strides(v.shape or ()), k, device=device)
         for k, v in enumerate(output.values())
     ]

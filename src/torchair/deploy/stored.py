@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair.configs.compiler_config import CompilerConfig, Settings
-from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, EngineOptions
+from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, OptionMaps
 from torchair.deploy.compiled import Version
 from torchair.deploy.guards import Expected, Guards, Traced
-from torchair.deploy.homes import Home, HomeWalk, Roots, homes_of, roots_of
+from torchair.deploy.tensor_refs import ModuleWalk, Roots, TensorRef, roots_of, tensor_refs_of
 from torchair.deploy.trees import CallShape, spec_of
 from torchair.engine.plan.records import picker
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.native import DirectProgram, ProgramPool
 from torchair.engine.run.recipe import Stored, plan_of
 from torchair.flags import Flags, poisoning
@@ -170,9 +170,12 @@ class ReadyCall:
     plain = True
 
     def __init__(
-        self, stored: Stored, taken: Sequence[int], order: Sequence[int],
+        self,
+        stored: Stored,
+        taken: Sequence[int],
+        order: Sequence[int],
         opened: Callable[[], GraphCall],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`taken` are the arguments that inputs of the plan are, `order` the outputs that results
         are; `opened` reads the graph."""
         plan = stored.plan
@@ -181,7 +184,7 @@ class ReadyCall:
         self.taken, self.order = list(taken), list(order)
         self.collect = picker(self.taken)
         self._stored, self._pool = stored, ProgramPool(plan)
-        self._held: Held | None = None  # weights that are frozen
+        self._held: FrozenTensors | None = None  # weights that are frozen
         self._open = opened
         self._opened: GraphCall | None = None
         self._lock = Lock()
@@ -218,10 +221,14 @@ class ReadyCall:
                 if self._held is None:
                     self._stored.freeze(inputs)
                     weights = {i: inputs[i] for i in self._stored.frozen}
-                    self._held = Held(weights, len(inputs), {i for i, *_ in self._stored.packs})
+                    self._held = FrozenTensors(
+                        weights, len(inputs), {i for i, *_ in self._stored.packs}
+                    )
         return self._held.same(inputs)
 
-    def direct(self, inputs: Sequence[torch.Tensor]) -> tuple[DirectProgram, Held | None] | None:
+    def direct(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> tuple[DirectProgram, FrozenTensors | None] | None:
         """A program of its own that Python enters in one call."""
         if not self._serves(inputs):
             return self.call.direct(inputs)
@@ -240,8 +247,8 @@ class ReadyCall:
 def _unwatched() -> bool:
     """Whether nobody wants to see more of a graph than its results."""
     flags = Flags.read()
-    told = flags.debug or flags.dump or flags.timeline or logger.isEnabledFor(EVENT_LEVEL)
-    return flags.native and not told and not poisoning()
+    verbose = flags.debug or flags.dump or flags.timeline or logger.isEnabledFor(EVENT_LEVEL)
+    return flags.native and not verbose and not poisoning()
 
 
 # ---- the code that a call runs ----
@@ -255,7 +262,7 @@ _PLAIN = (bool, int, float, str, bytes, tuple, type(None))
 def fingerprint(function: Callable[..., Any]) -> str:
     """Changes with the code of a function or method, of classes of the modules that it uses, and of
     functions and constants that they name."""
-    return code_hash(function, *(type(m) for _, m, _ in HomeWalk(roots_of(function)).modules))
+    return code_hash(function, *(type(m) for _, m, _ in ModuleWalk(roots_of(function)).modules))
 
 
 def code_hash(*functions: Callable[..., Any] | None) -> str:
@@ -380,7 +387,7 @@ def loaded(found: Artifact, roots: Roots, shape: CallShape, config: CompilerConf
     one. `roots` are the modules that it reads."""
     if found.arguments != arguments_of(shape):
         raise NotStored("arguments are nested or named otherwise")
-    homes = _homes(found.weights, roots)
+    refs = _tensor_refs(found.weights, roots)
     then, now = found.attributes, numbers_of(roots)
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
@@ -390,11 +397,16 @@ def loaded(found: Artifact, roots: Roots, shape: CallShape, config: CompilerConf
     run: Any = ready or _run_of(_runnable(found, engine), found, config)
     runner = GmRunner(run, Trace())
     traced = Traced(
-        runner, runner, list(guards.specs), [c.text for c in guards.conditions],
-        [int(k) for k in found.tensors], spec_of(found.result),
-        {int(k): v for k, v in found.constants.items()}, frozenset(found.written),
-    )  # fmt: skip
-    return Version(roots, shape, traced, homes)
+        runner,
+        runner,
+        list(guards.specs),
+        [c.text for c in guards.conditions],
+        [int(k) for k in found.tensors],
+        spec_of(found.result),
+        {int(k): v for k, v in found.constants.items()},
+        frozenset(found.written),
+    )
+    return Version(roots, shape, traced, refs)
 
 
 def check_versions(found: Artifact) -> None:
@@ -407,16 +419,20 @@ def check_versions(found: Artifact) -> None:
             )
 
 
-def _runnable(found: Artifact, engine: EngineOptions) -> Runnable:
+def _runnable(found: Artifact, engine: OptionMaps) -> Runnable:
     """The graph of a file in the engine."""
     from torchair.deploy.runnable import Runnable
     from torchair.serde.convention import from_text
 
     options, process = engine
     return Runnable.from_bytes(
-        found.graph, from_text(found.convention), options=options, process=process,
-        device=found.device, finished=found.finished,
-    )  # fmt: skip
+        found.graph,
+        from_text(found.convention),
+        options=options,
+        process=process,
+        device=found.device,
+        finished=found.finished,
+    )
 
 
 def _run_of(runnable: Runnable, found: Artifact, config: CompilerConfig) -> Any:
@@ -426,20 +442,25 @@ def _run_of(runnable: Runnable, found: Artifact, config: CompilerConfig) -> Any:
     from torchair.devices.base import device_named
 
     return CapturedGraph(
-        runnable.call, runnable.graph.name, device_named(found.device), found.capture,
+        runnable.call,
+        runnable.graph.name,
+        device_named(found.device),
+        found.capture,
         Settings.of(config),
-    )  # fmt: skip
+    )
 
 
 def arguments_of(shape: CallShape) -> dict[str, Any]:
     """How arguments of a call are nested."""
     return {
-        "names": list(shape.names), "labels": list(shape.labels), "count": shape.count,
+        "names": list(shape.names),
+        "labels": list(shape.labels),
+        "count": shape.count,
         "keys": list(shape.keys),
-    }  # fmt: skip
+    }
 
 
-def weight_of(places: Sequence[Home]) -> dict[str, Any]:
+def weight_of(places: Sequence[TensorRef]) -> dict[str, Any]:
     """Names and spec of a weight."""
     spec = Expected.of(places[0].name, places[0].read().detach())
     loose = all(h.loose for h in places)
@@ -447,9 +468,9 @@ def weight_of(places: Sequence[Home]) -> dict[str, Any]:
     return {"names": names, "loose": loose, **json.loads(json.dumps(asdict(spec)))}
 
 
-def _homes(weights: Sequence[Mapping[str, Any]], roots: Roots) -> list[list[Home]]:
+def _tensor_refs(weights: Sequence[Mapping[str, Any]], roots: Roots) -> list[list[TensorRef]]:
     """Where the weights of a file are in a model."""
-    every = homes_of(roots)
+    every = tensor_refs_of(roots)
     there = {h.name: places for places in every for h in places}
     registered = [places for places in every if not all(h.loose for h in places)]
     expected = [w for w in weights if w["name"] and not w["loose"]]
@@ -457,7 +478,7 @@ def _homes(weights: Sequence[Mapping[str, Any]], roots: Roots) -> list[list[Home
         raise NotStored(f"the module has other weights: {len(expected)} were compiled")
     found = []
     for weight in weights:
-        places = there.get(weight["name"]) if weight["name"] else [Home.nowhere()]
+        places = there.get(weight["name"]) if weight["name"] else [TensorRef.nowhere()]
         if places is None:
             raise NotStored(f"the module has no weight {weight['name']}")
         now = weight_of(places)
@@ -474,7 +495,7 @@ def numbers_of(roots: Roots) -> dict[str, str]:
     it follows from other values, and is another one in each process."""
     found: dict[str, str] = {}
     seen: set[int] = set()
-    modules = HomeWalk(roots).modules
+    modules = ModuleWalk(roots).modules
     held = [(f"{p}.{k}" if p else k, k, v) for p, m, _ in modules for k, v in vars(m).items()]
     for name, key, value in held:
         if key.startswith("_"):  # weights, submodules, hooks

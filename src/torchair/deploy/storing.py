@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torchair.deploy.guards import Guards, Traced
-from torchair.deploy.homes import Home, HomeWalk, Roots
 from torchair.deploy.stored import PLAIN, Artifact, NotStored, arguments_of, numbers_of, weight_of
+from torchair.deploy.tensor_refs import ModuleWalk, Roots, TensorRef
 from torchair.deploy.trees import CallShape, spec_text
 from torchair.devices.base import GraphCall, engine_graph
 from torchair.engine.run.recipe import recipe_of
@@ -24,8 +24,8 @@ from torchair.store import FilePath, atomic_write
 
 
 def stored(
-    traced: Traced, homes: Sequence[Sequence[Home]], shape: CallShape, roots: Roots
-) -> dict[str, Any]:  # fmt: skip
+    traced: Traced, refs: Sequence[Sequence[TensorRef]], shape: CallShape, roots: Roots
+) -> dict[str, Any]:
     """What an Artifact says of the graph. The graph must not have run yet: running changes it."""
     graph, capture = _graph_of(traced)
     if graph.draws:
@@ -36,16 +36,16 @@ def stored(
     if objects:
         called = ", ".join(objects)
         raise NotStored(f"a file cannot hold the Python objects that it calls, {called}")
-    hidden = HomeWalk(roots).hidden
+    hidden = ModuleWalk(roots).hidden
     if hidden:
         raise NotStored(f"{hidden[0]} is a tensor in a tuple or of a special kind; register it")
     try:
         return {
-            "device": _device_of([*shape.leaves, *(places[0].read() for places in homes)]),
+            "device": _device_of([*shape.leaves, *(places[0].read() for places in refs)]),
             "arguments": arguments_of(shape),
             "guards": Guards(traced.specs, traced.conditions).to_data(),
             "tensors": list(traced.tensors),
-            "weights": [weight_of(places) for places in homes],
+            "weights": [weight_of(places) for places in refs],
             "attributes": numbers_of(roots),
             "convention": to_text(graph.convention),
             "result": spec_text(traced.result),

@@ -18,10 +18,10 @@ from torchair.backend import boxed
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.deploy.guards import Expected, Spec, Traced, TraceError, ValueSpec
-from torchair.deploy.homes import Home, look
+from torchair.deploy.tensor_refs import TensorRef, look
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
-from torchair.fx.tracing import kept_whole
+from torchair.fx.tracing import without_decomposition
 from torchair.log import logger, spoken_by
 from torchair.ops.hcom import traced_collectives
 from torchair.pipeline import NpuFxCompiler
@@ -40,16 +40,16 @@ class _Flat(torch.nn.Module):
     or AOTAutograd would hold them."""
 
     def __init__(
-        self, call: Callable[[Sequence[Any]], Any], homes: Sequence[Sequence[Home]]
+        self, call: Callable[[Sequence[Any]], Any], refs: Sequence[Sequence[TensorRef]]
     ) -> None:
         super().__init__()
-        self._call, self.homes = call, homes
+        self._call, self.refs = call, refs
         self.spec: pytree.TreeSpec | None = None
         self.constants: dict[int, Any] = {}
 
     def forward(self, *given: torch.Tensor) -> list[Any]:
-        count = len(self.homes)
-        with _in_place(self.homes, given[:count]):
+        count = len(self.refs)
+        with _in_place(self.refs, given[:count]):
             result = self._call(given[count:])
         leaves, self.spec = pytree.tree_flatten(packed(result))
         kinds = torch.Tensor | torch.SymInt | torch.SymFloat
@@ -58,45 +58,49 @@ class _Flat(torch.nn.Module):
 
 
 @contextmanager
-def _in_place(homes: Sequence[Sequence[Home]], given: Sequence[torch.Tensor]) -> Iterator[None]:
+def _in_place(refs: Sequence[Sequence[TensorRef]], given: Sequence[torch.Tensor]) -> Iterator[None]:
     """Modules with these tensors for their parameters and buffers. A buffer that is assigned anew
     is updated instead."""
-    before = [places[0].read() for places in homes]
-    _put(homes, given)
+    before = [places[0].read() for places in refs]
+    _put(refs, given)
     try:
         yield
-        for places, new in zip(homes, given, strict=True):
+        for places, new in zip(refs, given, strict=True):
             now = look(places[0].place, places[0].key)
             if now is not new and isinstance(now, torch.Tensor):
                 _update(places[0], new, now)
     finally:
-        _put(homes, before)
+        _put(refs, before)
 
 
-def _update(home: Home, tensor: torch.Tensor, now: torch.Tensor) -> None:
+def _update(ref: TensorRef, tensor: torch.Tensor, now: torch.Tensor) -> None:
     """What assigning `now` does, done to the tensor that was there before."""
     dims = [[str(d) for d in t.shape] for t in (tensor, now)]  # comparing sizes would fix them
-    if home.loose and (dims[0] != dims[1] or tensor.dtype != now.dtype):
+    if ref.loose and (dims[0] != dims[1] or tensor.dtype != now.dtype):
         warnings.warn(
-            f"the model replaces {home.name} with a tensor of a different shape or dtype when it "
+            f"the model replaces {ref.name} with a tensor of a different shape or dtype when it "
             "runs; compiled calls do not support that"
         )
     else:
         tensor.copy_(now)
 
 
-def _put(homes: Sequence[Sequence[Home]], tensors: Sequence[torch.Tensor]) -> None:
-    for places, tensor in zip(homes, tensors, strict=True):
-        for home in places:
-            home.place[home.key] = tensor
+def _put(refs: Sequence[Sequence[TensorRef]], tensors: Sequence[torch.Tensor]) -> None:
+    for places, tensor in zip(refs, tensors, strict=True):
+        for ref in places:
+            ref.place[ref.key] = tensor
 
 
 def trace(
-    call: Callable[[Sequence[Any]], Any], homes: Sequence[Sequence[Home]], leaves: Sequence[Any],
-    labels: Sequence[str], dynamic: Callable[[str, torch.Tensor], Sequence[int]],
-    config: CompilerConfig, decompositions: Mapping[Any, Callable[..., Any]],
+    call: Callable[[Sequence[Any]], Any],
+    refs: Sequence[Sequence[TensorRef]],
+    leaves: Sequence[Any],
+    labels: Sequence[str],
+    dynamic: Callable[[str, torch.Tensor], Sequence[int]],
+    config: CompilerConfig,
+    decompositions: Mapping[Any, Callable[..., Any]],
     from_two: bool = True,
-) -> Traced:  # fmt: skip
+) -> Traced:
     """Trace `call`, a function of leaves, and compile it for inference. `dynamic` tells which dims
     of an argument may vary: sizes `from_two` on, or any, as far as the model can be traced so."""
     tensors = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
@@ -109,7 +113,7 @@ def trace(
             )
     env = shapes.ShapeEnv(specialize_zero_one=from_two)
     fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    weights = [places[0].read() for places in homes]
+    weights = [places[0].read() for places in refs]
     given = [_fake(fake_mode, t, ()) for t in weights]
     examples = _with_own_memory([leaves[k] for k in tensors], weights)
     known = gears_of([leaves[k] for k in tensors]) if config.mode.value == MAX_AUTOTUNE else {}
@@ -118,7 +122,7 @@ def trace(
         dims = list(known.get(n, ())) if known else dynamic(labels[k], leaves[k])
         given.append(_fake(fake_mode, examples[n], dims))
     if known:
-        free, policy = given[len(homes) :], config.inference_config.dynamic_gears_merge_policy.value
+        free, policy = given[len(refs) :], config.inference_config.dynamic_gears_merge_policy.value
         gears = combinations(free, known, policy)
         keep_to_gears(free, known)
 
@@ -128,26 +132,33 @@ def trace(
             every[k] = value
         return call(every)
 
-    flat = _Flat(on_tensors, homes)
+    flat = _Flat(on_tensors, refs)
     seen: dict[str, Any] = {}
-    fixed = frozenset(range(len(homes)))
+    fixed = frozenset(range(len(refs)))
     compiler = NpuFxCompiler(
         config, Trace("forward", model_directory(logger)), static=fixed, gears=gears
     )
     wrapped = _compiled(flat, given, compiler, config, decompositions, fake_mode, seen)
-    named = iter(given[len(homes) :])
+    named = iter(given[len(refs) :])
     specs: list[Spec] = [
         _spec(labels[k], v, next(named), env) if k in tensors else ValueSpec(labels[k], v)
         for k, v in enumerate(leaves)
     ]
     assert flat.spec is not None
     bare = _is_bare(seen, len(given))
-    written = _written(seen["metadata"].input_info, len(homes), len(tensors))
+    written = _written(seen["metadata"].input_info, len(refs), len(tensors))
     return Traced(
-        seen["runner"] if bare else None, wrapped, specs, _conditions(env, specs), tensors,
-        flat.spec, flat.constants, written, seen["unread"] & fixed if bare else frozenset(),
+        seen["runner"] if bare else None,
+        wrapped,
+        specs,
+        _conditions(env, specs),
+        tensors,
+        flat.spec,
+        flat.constants,
+        written,
+        seen["unread"] & fixed if bare else frozenset(),
         seen["runner"],
-    )  # fmt: skip
+    )
 
 
 class CacheBackend:
@@ -173,12 +184,17 @@ class CacheBackend:
 
 
 def _compiled(
-    flat: _Flat, given: Sequence[Any], made: NpuFxCompiler, config: CompilerConfig,
-    decompositions: Mapping[Any, Any], fake_mode: FakeTensorMode, seen: dict[str, Any],
-) -> Callable[..., Any]:  # fmt: skip
+    flat: _Flat,
+    given: Sequence[Any],
+    made: NpuFxCompiler,
+    config: CompilerConfig,
+    decompositions: Mapping[Any, Any],
+    fake_mode: FakeTensorMode,
+    seen: dict[str, Any],
+) -> Callable[..., Any]:
     """The graph of a flat call, in AOTAutograd's wrapper; `seen` gets the graph without it."""
     check()
-    backend = CacheBackend(spoken_by(logger, made), len(flat.homes), seen)
+    backend = CacheBackend(spoken_by(logger, made), len(flat.refs), seen)
 
     keep = config.experimental_config.keep_inference_input_mutations
     context = tracing(TracingContext(fake_mode))
@@ -186,12 +202,23 @@ def _compiled(
     from_zero = not fake_mode.shape_env.specialize_zero_one
     switches: Any = shapes_config
     sizes = switches.patch(backed_size_oblivious=from_zero)
-    with sizes, kept_whole(), context, torch.no_grad(), compiling(), traced_collectives():
+    with (
+        sizes,
+        without_decomposition(),
+        context,
+        torch.no_grad(),
+        compiling(),
+        traced_collectives(),
+    ):
         try:
             return aot.aot_module_simplified(
-                flat, list(given), fw_compiler=backend, inference_compiler=backend,
-                decompositions=dict(decompositions), keep_inference_input_mutations=bool(keep),
-            )  # fmt: skip
+                flat,
+                list(given),
+                fw_compiler=backend,
+                inference_compiler=backend,
+                decompositions=dict(decompositions),
+                keep_inference_input_mutations=bool(keep),
+            )
         except (DataDependentOutputException, shapes.GuardOnDataDependentSymNode) as e:
             raise TraceError(
                 f"the model decides by its data: {e}",

@@ -204,10 +204,13 @@ def _record_of(values: Any, context: Any) -> Any:
 
 
 pytree.register_pytree_node(
-    _Record, lambda r: ([*r.fields.values()], (r.module, r.name, tuple(r.fields))), _record_of,
-    serialized_type_name="torchair.record", to_dumpable_context=list,
+    _Record,
+    lambda r: ([*r.fields.values()], (r.module, r.name, tuple(r.fields))),
+    _record_of,
+    serialized_type_name="torchair.record",
+    to_dumpable_context=list,
     from_dumpable_context=lambda c: (c[0], c[1], tuple(c[2])),
-)  # fmt: skip
+)
 
 
 _IMPORTING = ("__enum__", "collections.defaultdict")  # what torch imports modules for

@@ -19,8 +19,8 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import PER_GRAPH, initialize_graph_engine, take_dump_options
 from torchair.engine.plan.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.executor import Program, Run
-from torchair.engine.run.held import Held
+from torchair.engine.run.executor import Program, RunStep
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.native import DirectProgram
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.session.recording import direct_program
@@ -161,10 +161,15 @@ class GraphCall:
             options = {**options, **{k: v for k, v in process.items() if k in PER_GRAPH}}
             outputs = self.graph.output.values()  # type: ignore[union-attr]
             self.session.load(
-                self.graph, options, state=self.state, device=self.device.name, dump=dump,
-                layouts=layouts_of(self.signature.results, len(outputs)), finished=self.finished,
+                self.graph,
+                options,
+                state=self.state,
+                device=self.device.name,
+                dump=dump,
+                layouts=layouts_of(self.signature.results, len(outputs)),
+                finished=self.finished,
                 target=self.target,
-            )  # fmt: skip
+            )
             if options.get("aoe_mode") and inputs is not None:
                 self.session.auto_tune(inputs)
             self.session.compile(inputs)
@@ -222,9 +227,11 @@ class GraphCall:
         """Of a plain call: the output that each result is."""
         return [r.index for r in self.signature.results if isinstance(r, Computed)]
 
-    def direct(self, inputs: Sequence[torch.Tensor]) -> tuple[DirectProgram, Held | None] | None:
+    def direct(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> tuple[DirectProgram, FrozenTensors | None] | None:
         """A program that Python enters in one call, where there is one."""
-        return direct_program(self.session.edition_for(inputs), inputs)
+        return direct_program(self.session.variant_for(inputs), inputs)
 
     @property
     def convention(self) -> Convention:
@@ -253,8 +260,11 @@ class GraphCall:
         t3 = time.perf_counter()
         logger.event(
             "torchair run at %d, process input: %dus, compile %dus, graph run: %dus",
-            t0 * 1e6, (t1 - t0) * 1e6, (t2 - t1) * 1e6, (t3 - t2) * 1e6,
-        )  # fmt: skip
+            t0 * 1e6,
+            (t1 - t0) * 1e6,
+            (t2 - t1) * 1e6,
+            (t3 - t2) * 1e6,
+        )
         return results
 
 
@@ -275,12 +285,12 @@ class StepWatcher:
     def end(self) -> None:
         """All is there."""
 
-    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+    def wrap(self, run: RunStep, steps: Sequence[int], lane: str) -> RunStep:
         """What runs instead of a step."""
         (number,) = steps
         return lambda registers: self.around(number, run, registers)
 
-    def around(self, number: int, run: Run, registers: list[Any]) -> None:
+    def around(self, number: int, run: RunStep, registers: list[Any]) -> None:
         """Run one step, with what is to be known of it."""
         raise NotImplementedError
 

@@ -22,14 +22,14 @@ from torchair.engine.optimize.passes.ordering import draws
 from torchair.engine.plan.records import picker
 from torchair.engine.run.native import same_as
 from torchair.engine.session import TorchNpuGraph
-from torchair.engine.session.edition import Edition
+from torchair.engine.session.variant import WeightVariant
 from torchair.ge import attr
 from torchair.ge.graph import Graph
 from torchair.ge.prototypes import TORCH_CALLS
 from torchair.torch_private.tensors import is_alias_of
 
 Caller = Callable[[Sequence[Any]], Any]
-Tensors = Sequence[torch.Tensor]
+HostTensors = Sequence[torch.Tensor]
 Assigned = Sequence[torch.Tensor | None]
 
 _GUARDS = "guards_on_device"  # of a pool: a test that inputs on the device are like earlier ones
@@ -75,7 +75,7 @@ def aliased(host: HostMemory, args: Sequence[Any], keep: bool = False) -> list[A
     return [a if not isinstance(a, torch.Tensor) or a.is_cpu else alias(a) for a in args]
 
 
-class Arguments:
+class HostArguments:
     """Arguments of the calls of one graph as tensors of the host."""
 
     def __init__(self, host: HostMemory, still: Sequence[int] = ()) -> None:
@@ -118,17 +118,17 @@ class HostedGraph(TorchNpuGraph):
         super().load(graph, *args, **kwargs)
         self._draws = any(draws(node) for node in graph.nodes)
 
-    def _new_edition(self) -> Edition:
-        return HostedEdition(super()._new_edition(), self._host, self._places, self._draws)
+    def _new_variant(self) -> WeightVariant:
+        return HostedVariant(super()._new_variant(), self._host, self._places, self._draws)
 
 
-class HostedEdition(Edition):
+class HostedVariant(WeightVariant):
     """Such a graph with one set of weights."""
 
     as_given = False
 
     def __init__(
-        self, plain: Edition, host: HostMemory, places: Sequence[int | None], draws: bool
+        self, plain: WeightVariant, host: HostMemory, places: Sequence[int | None], draws: bool
     ) -> None:
         """`places` are those of the outputs; the graph `draws` random numbers."""
         super().__init__(plain.loaded, plain.compiler, plain.trace, plain.watch)
@@ -138,27 +138,27 @@ class HostedEdition(Edition):
         self._rows: Any = None
         self._before: Any = None
 
-    def _new_aliases(self) -> Arguments:
+    def _new_aliases(self) -> HostArguments:
         still = [k for k, source in enumerate(self.loaded.state.inputs) if source.static]
-        return Arguments(self._host, still)
+        return HostArguments(self._host, still)
 
-    def another(self) -> HostedEdition:
+    def another(self) -> HostedVariant:
         """The same graph, without weights so far."""
         made = super().another()
-        assert isinstance(made, HostedEdition)
+        assert isinstance(made, HostedVariant)
         made._aliases = made._new_aliases()
         return made
 
-    def _weights(self, inputs: Tensors) -> dict[int, torch.Tensor]:
+    def _weights(self, inputs: HostTensors) -> dict[int, torch.Tensor]:
         found = super()._weights(inputs)
         return dict(zip(found, aliased(self._host, list(found.values()), keep=True), strict=True))
 
-    def seen(self, inputs: Tensors, keep: bool = False) -> Sequence[torch.Tensor]:
+    def seen(self, inputs: HostTensors, keep: bool = False) -> Sequence[torch.Tensor]:
         """Inputs as tensors of the host."""
         return aliased(self._host, inputs, keep=True) if keep else self._aliases(inputs)
 
     def run(
-        self, inputs: Tensors, assigned: Assigned = (), profiled: bool = False
+        self, inputs: HostTensors, assigned: Assigned = (), profiled: bool = False
     ) -> list[torch.Tensor]:
         """Outputs on the device, drawn from its generator."""
         if not self._draws:
@@ -168,7 +168,7 @@ class HostedEdition(Edition):
             return self._run_aliased(inputs, assigned, profiled)
 
     def _run_aliased(
-        self, inputs: Tensors, assigned: Assigned, profiled: bool
+        self, inputs: HostTensors, assigned: Assigned, profiled: bool
     ) -> list[torch.Tensor]:
         rows = self._host.rows
         if rows is not self._rows:
@@ -198,7 +198,7 @@ class HostedEdition(Edition):
             self.watch = self._before if rows is None else rows.watch(self.name, device)
             self.plans.clear()
 
-    def _remember(self, inputs: Tensors) -> None:
+    def _remember(self, inputs: HostTensors) -> None:
         """Take inputs like these as they are the next time, if only addresses are read."""
         pool = self.plans.latest
         if pool is not None and pool.native and pool.guards is not None:
@@ -241,9 +241,13 @@ class Hosted:
     """A compiled graph as one operator of an emulated device, which a capture takes note of."""
 
     def __init__(
-        self, host: HostMemory, run: Caller, mutated: Sequence[int] = (),
-        places: Sequence[int | None] = (), fixed: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        host: HostMemory,
+        run: Caller,
+        mutated: Sequence[int] = (),
+        places: Sequence[int | None] = (),
+        fixed: Sequence[int] = (),
+    ) -> None:
         """`mutated` are the arguments that `run` updates, and `fixed` those of which it wants to
         know the address only; `places` are the devices of its results, where it does not see to
         that itself."""
@@ -346,7 +350,7 @@ class HandmadeGraph(TorchNpuGraph):
     """One graph in the engine; inputs may be on an emulated device, and results are there then."""
 
     def run(
-        self, inputs: Tensors, assigned_outputs: Assigned = (), stream: Any = None
+        self, inputs: HostTensors, assigned_outputs: Assigned = (), stream: Any = None
     ) -> list[torch.Tensor]:
         """Outputs of the graph for inputs in index order, see `TorchNpuGraph.run`."""
         tensors = (x for x in inputs or () if isinstance(x, torch.Tensor))

@@ -24,22 +24,22 @@ import torch
 
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda.target import cuda
-from torchair.codegen.kept import kept
+from torchair.codegen.kernel_cache import caching
 from torchair.codegen.target import BrokenKernels, Target
 from torchair.engine.inspect.texts import kernels_text, plan_text
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.options import UNIT_FUSION, EngineOptions, warn_unknown
-from torchair.engine.plan.family import Member
 from torchair.engine.plan.inputs import GraphInputs
-from torchair.engine.plan.planner import Layout, Planner
+from torchair.engine.plan.planner import OutputLayout, Planner
 from torchair.engine.plan.records import Plan
+from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.plan.streams import schedule_of
 from torchair.engine.run.executor import Program
 from torchair.engine.run.lanes import Watch, bind_lanes
 from torchair.engine.run.native import NativeProgram, ProgramPool
-from torchair.engine.run.workspace import SPACES, MemberPool, Workspace
-from torchair.engine.tune import Wish
+from torchair.engine.run.workspace import SPACES, ShapePlanPool, Workspace
+from torchair.engine.tune import TuneRequest
 from torchair.engine.units.native_units import NativeUnits
 from torchair.extensions import load
 from torchair.fallbacks import Fallback, note, strictness
@@ -76,9 +76,10 @@ def usable_target(device: str) -> Target | None:
     if missing is None:
         return target
     note(
-        Fallback.NATIVE_CODE, f"no native code on this machine ({missing}): torch's kernels run "
+        Fallback.NATIVE_CODE,
+        f"no native code on this machine ({missing}): torch's kernels run "
         "instead. Set TORCHAIR_NATIVE=0 to silence this warning",
-    )  # fmt: skip
+    )
     return None
 
 
@@ -92,8 +93,9 @@ def warn_of_batches(graph: Graph, units: NativeUnits | None) -> None:
             f"numerics 'batch_invariant': torch's kernels compute {', '.join(sorted(types))}, "
             "and their results may depend on the batch. Convolutions are generated code if "
             "frozen_parameter is on",
-            UserWarning, stacklevel=2,
-        )  # fmt: skip
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _operator(node: Node) -> str:
@@ -108,9 +110,14 @@ class GraphCompiler:
     sizes. With other weights to be frozen, a copy fuses anew."""
 
     def __init__(
-        self, graph: Graph, state: GraphState, options: EngineOptions, device: str,
-        layouts: Sequence[Layout | None], target: Target | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        graph: Graph,
+        state: GraphState,
+        options: EngineOptions,
+        device: str,
+        layouts: Sequence[OutputLayout | None],
+        target: Target | None = None,
+    ) -> None:
         """`target` makes the kernels, if it is not the one of the device."""
         self.graph, self._state, self._options, self._device = graph, state, options, device
         self._layouts = layouts
@@ -118,11 +125,11 @@ class GraphCompiler:
             self.target = target or usable_target(device) if options.native else None
         self.lanes = Lanes(graph, options.single_stream, options.overlap)
         self.units: NativeUnits | None = None
-        self.wish: Wish | None = None  # what is to be tuned now
+        self.tune_request: TuneRequest | None = None  # what is to be tuned now
         self.tuning = self._new_tuning(options.tune)
 
     def _new_tuning(self, folder: str | None) -> Tuning | None:
-        """Where ways of kernels come from; None where nobody asks for any but the usual."""
+        """Source of kernel configs; None where only defaults are used."""
         if self.target is None or (folder is None and self._options.tuned is None):
             return None
         from torchair.engine.tune.tuner import Tuning
@@ -135,11 +142,11 @@ class GraphCompiler:
         if self.tuning is None or self._options.tune is None:
             self.tuning = self._new_tuning(self._options.tune or "./")
         assert self.tuning is not None, "there is native code"
-        self.wish = Wish.read(self._options.tune_file)
+        self.tune_request = TuneRequest.read(self._options.tune_file)
         try:
             yield self.tuning
         finally:
-            self.wish = None
+            self.tune_request = None
 
     def untuned(self) -> GraphCompiler:
         """A copy that makes the usual kernels."""
@@ -151,9 +158,7 @@ class GraphCompiler:
         """Bring the graph into the form that runs, unless it is to run `as_it_is`."""
         state, options = self._state, self._options
         if options.check_streams:
-            load("graph_check").report(
-                self.graph, state.assigned, self.lanes, options.cores
-            )
+            load("graph_check").report(self.graph, state.assigned, self.lanes, options.cores)
         state.follow(options, self.target)
         if options.switches:
             warn_unknown(options.switches, SWITCHED)
@@ -169,9 +174,13 @@ class GraphCompiler:
         if self.target is not None:
             constants = {self.graph.data[i].outputs[0]: t for i, t in weights.items()}
             self.units = NativeUnits(
-                self.graph, self.target, constants, self.lanes.of, self._joins,
+                self.graph,
+                self.target,
+                constants,
+                self.lanes.of,
+                self._joins,
                 self._options.numerics == "batch_invariant",
-            )  # fmt: skip
+            )
         if self._options.numerics == "batch_invariant":
             warn_of_batches(self.graph, self.units)
         strided = self.units is not None
@@ -188,15 +197,20 @@ class GraphCompiler:
     def _begin_planning(self) -> None:
         self._spaces: deque[Workspace] = deque(maxlen=SPACES)  # that no call uses at the moment
         self.planner = Planner(
-            self.graph, self._device, self._state.assigned, self._layouts, self.units, self.lanes,
+            self.graph,
+            self._device,
+            self._state.assigned,
+            self._layouts,
+            self.units,
+            self.lanes,
             self._options.compact,
-        )  # fmt: skip
+        )
 
     def program(
         self,
         inputs: Sequence[torch.Tensor],
         given: Sequence[int],
-        bind: Callable[[Plan | Member], Bound],
+        bind: Callable[[Plan | ShapePlan], Bound],
     ) -> Bound:
         """Something that runs for inputs like these, of which `given` was read. Units whose kernels
         cannot be generated or compiled are planned again, node by node."""
@@ -207,14 +221,14 @@ class GraphCompiler:
         self,
         inputs: Sequence[torch.Tensor],
         given: Sequence[int],
-        bind: Callable[[Plan | Member], Bound],
+        bind: Callable[[Plan | ShapePlan], Bound],
     ) -> Bound:
         while True:
             watch = Stopwatch(self.graph.name)
             plan = watch("plan", self.plan, inputs, given)
-            new = not isinstance(plan, Member) or not plan.family.built
+            new = not isinstance(plan, ShapePlan) or not plan.family.built
             try:
-                with kept(self._options.keep):
+                with caching(self._options.keep):
                     watch("generate", self.generate, plan)
                     watch("build", self.build, plan)
                     made = watch("bind", bind, plan)
@@ -229,54 +243,54 @@ class GraphCompiler:
                 self._show(plan)
             return made
 
-    def _show(self, plan: Plan | Member) -> None:
-        """Leave a plan that is new, or the first of a family, in the structured trace."""
+    def _show(self, plan: Plan | ShapePlan) -> None:
+        """Leave a plan that is new, or the first of a shape family, in the structured trace."""
         name = self.graph.name
 
         def whole() -> Plan:
-            return plan.plan() if isinstance(plan, Member) else plan
+            return plan.plan() if isinstance(plan, ShapePlan) else plan
 
         artifact(f"{name}_plan", lambda: plan_text(name, whole()))
         if plan.natives:
             artifact(f"{name}_kernels", lambda: kernels_text(plan.natives))
 
-    def plan(self, inputs: Sequence[torch.Tensor], given: Sequence[int]) -> Plan | Member:
+    def plan(self, inputs: Sequence[torch.Tensor], given: Sequence[int]) -> Plan | ShapePlan:
         """Steps and memory for these sizes: as in a plan made before if that can be, else from the
         graph. Every unit orders its kernel, one for all units of a kind."""
         if self.target is None:
             return self.planner.plan(self.inputs.facts(inputs))
         dynamic = self.inputs.dynamic and self.target.resizes
-        member = self.planner.member(given) if dynamic else None
-        if member is not None:
-            return member
+        shape_plan = self.planner.shape_plan(given) if dynamic else None
+        if shape_plan is not None:
+            return shape_plan
         facts, strides = self.inputs.facts(inputs), [t.stride() for t in inputs]
         if not dynamic:
             return self.planner.plan(facts, strides)
         return self.planner.learn(facts, strides, self.inputs.reader, given)
 
-    def generate(self, plan: Plan | Member) -> None:
+    def generate(self, plan: Plan | ShapePlan) -> None:
         """The text of the kernels of a plan, as far as they are new, and constants packed; then
         the target may compute several steps with one kernel."""
         if self.units is None:
             return
         if self.tuning is not None and isinstance(plan, Plan):
-            if self.wish is not None:
-                self.tuning.tune(plan, self.units.content, self.wish)
+            if self.tune_request is not None:
+                self.tuning.tune(plan, self.units.content, self.tune_request)
             self.tuning.choose(plan)
         self.units.generate(plan.new_natives)
         if isinstance(plan, Plan):
             self.units.target.schedule(plan)
 
-    def build(self, plan: Plan | Member) -> None:
+    def build(self, plan: Plan | ShapePlan) -> None:
         """Machine code for the kernels of a plan, as far as they are new."""
         if self.target is not None:
             self.target.build(plan)
-        if isinstance(plan, Member):
+        if isinstance(plan, ShapePlan):
             plan.family.built = True
 
     def bind(
-        self, plan: Plan | Member, watch: Watch | None = None, lanes: Lanes | None = None
-    ) -> ProgramPool | MemberPool:
+        self, plan: Plan | ShapePlan, watch: Watch | None = None, lanes: Lanes | None = None
+    ) -> ProgramPool | ShapePlanPool:
         """Programs of a plan, a first one at once; `watch` looks on while they run, on other
         `lanes` than those of the graph if they are given."""
         pool = self._pool(plan, self.lanes if lanes is None else lanes, watch)
@@ -284,12 +298,12 @@ class GraphCompiler:
         return pool
 
     def _pool(
-        self, plan: Plan | Member, lanes: Lanes, watch: Watch | None
-    ) -> ProgramPool | MemberPool:
+        self, plan: Plan | ShapePlan, lanes: Lanes, watch: Watch | None
+    ) -> ProgramPool | ShapePlanPool:
         """On the lanes of the graph, in workspaces, as one native segment, or step by step."""
-        if isinstance(plan, Member):
+        if isinstance(plan, ShapePlan):
             if watch is None and plan.family.lanes is None:
-                return MemberPool(plan, self._spaces)
+                return ShapePlanPool(plan, self._spaces)
             plan = plan.plan()
         if watch is not None and plan.schedule is None:
             plan.schedule = schedule_of(plan, lanes)

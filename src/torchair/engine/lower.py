@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchair.codegen import loops as ir
-from torchair.codegen.numbers import Element, Int, register_type
+from torchair.codegen.sizes import Element, Int, register_type
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape
 from torchair.operators.core import TYPES, Op, loops_of
@@ -99,13 +99,13 @@ def build_nest(
 ) -> ir.Nest:
     """The nest that computes the group and stores these of its values. `fault` gives the word
     with the address where a kernel notes down that a test failed."""
-    build = _Build(group, operands, fact, fault)
+    build = _NestBuilder(group, operands, fact, fault)
     for node in group.nodes:
         build.node(node)
     return ir.Nest(build.axes, tuple(build.store(v) for v in outputs), group.reduced)
 
 
-class _Build:
+class _NestBuilder:
     def __init__(
         self,
         group: Group,

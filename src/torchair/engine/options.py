@@ -195,6 +195,7 @@ _NOTHING_HERE = """
 """
 _IDLE = frozenset(_NOTHING_HERE.split())
 
+
 def read_switches(path: str | None) -> dict[str, bool]:
     """Switches of a file by name, `ALL` for what is not named; ValueError if it is not one. `ALL`
     of UBFusion is about the one name that group has here."""
@@ -234,5 +235,6 @@ def warn_unknown(switches: Mapping[str, bool], known: Collection[str]) -> None:
         hint = f"did you mean {' or '.join(near)}?" if near else "remove it, or see docs/options.md"
         warn_once(
             f"fusion switches name {name!r}, which switches nothing here: {hint}",
-            UserWarning, stacklevel=2,
-        )  # fmt: skip
+            UserWarning,
+            stacklevel=2,
+        )

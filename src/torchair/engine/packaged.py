@@ -19,11 +19,11 @@ import torch
 
 from torchair.codegen.cpu.driver import driver, filler_kernel
 from torchair.codegen.cpu.elf import BadObject
-from torchair.codegen.cpu.gate import gate_kernel
 from torchair.codegen.cpu.identity import identity_kernels
 from torchair.codegen.cpu.image import MappedImage
 from torchair.codegen.cpu.jit import Library, objects_for
 from torchair.codegen.cpu.link import Image, link
+from torchair.codegen.cpu.native_guard import guard_kernel
 from torchair.codegen.cpu.openmp import pool_symbols
 from torchair.codegen.cpu.processors import Processor, best, processor_named
 from torchair.codegen.cpu.target import CpuTarget, cpu
@@ -37,7 +37,14 @@ from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Graph
 from torchair.trace import Trace
 
-__all__ = ["Code", "CodeError", "PackagedTarget", "RecordingTarget", "processor_named", "ptx_of"]
+__all__ = [
+    "PackagedCode",
+    "CodeError",
+    "PackagedTarget",
+    "RecordingTarget",
+    "processor_named",
+    "ptx_of",
+]
 
 _FORMAT = 1
 _DIGEST = 32
@@ -75,7 +82,7 @@ class RecordingTarget(CpuTarget):
     def image(self) -> Image:
         """The code of all that was asked for, and of what runs it."""
         machine = self._processor.machine
-        around = [driver(machine), filler_kernel(), gate_kernel(), *identity_kernels()]
+        around = [driver(machine), filler_kernel(), guard_kernel(), *identity_kernels()]
         kernels = {k.entry: k for k in (*around, *self._kernels.values())}
         return link(objects_for(list(kernels.values()), self._processor))
 
@@ -123,7 +130,7 @@ _GPUS = {
 
 
 @dataclass
-class Code:
+class PackagedCode:
     """Images by the name of their processor, PTX by architecture and launch, and notes for who
     loads them."""
 
@@ -141,22 +148,27 @@ class Code:
             return {"at": at, "size": len(data), "digest": _digest(data)}
 
         head = {
-            "format": _FORMAT, "notes": self.notes,
+            "format": _FORMAT,
+            "notes": self.notes,
             "images": {
-                name: {"arch": i.arch, "entries": dict(i.entries), "imports": list(i.imports),
-                       **put(i.code)}
+                name: {
+                    "arch": i.arch,
+                    "entries": dict(i.entries),
+                    "imports": list(i.imports),
+                    **put(i.code),
+                }
                 for name, i in self.images.items()
             },
             "ptx": {
                 arch: {name: put(text.encode()) for name, text in texts.items()}
                 for arch, texts in self.ptx.items()
             },
-        }  # fmt: skip
+        }
         text = json.dumps(head, separators=(",", ":")).encode()
         return len(text).to_bytes(8, "little") + text + b"".join(pieces)
 
     @classmethod
-    def from_bytes(cls, data: memoryview | bytes) -> Code:
+    def from_bytes(cls, data: memoryview | bytes) -> PackagedCode:
         """From such bytes; CodeError where they are damaged or of another version."""
         data = memoryview(data)
         try:

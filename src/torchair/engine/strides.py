@@ -1,8 +1,8 @@
 """Dims, strides and small contents that planning asks about.
 
-A `Strided` is the layout of a tensor that is not there. Sizes are integers, or Numbers where they
-vary. Views are worked out as torch does; whatever is decided on a Number on the way is a condition
-of the plan."""
+A `Strided` is the layout of a tensor that is not there. Sizes are integers, or GuardedInts where
+they vary. Views are worked out as torch does; whatever is decided on a GuardedInt on the way is a
+condition of the plan."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.numbers import Int, Number, same, value_of
+from torchair.codegen.sizes import GuardedInt, Int, same, value_of
 from torchair.codegen.streams import HOST
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Sym, compile_dims, contiguous_strides, free_symbols
-from torchair.operators import Op, Order, Row, Trait, row_of
+from torchair.operators import DimOrder, Op, Row, Trait, row_of
 from torchair.operators.reference import tensor_args
 
 Dims = tuple[Int, ...]
@@ -246,7 +246,7 @@ def _continues(run: tuple[Int, Int], stride: Int) -> bool:
 HOST_SIZE = 64
 
 
-class Formula:
+class SizeFormula:
     """Sizes that follow from the values of symbols, compiled once."""
 
     def __init__(self, sizes: Sequence[Any]) -> None:
@@ -292,7 +292,7 @@ def in_format(meta: Meta, memory_format: torch.memory_format) -> Meta:
     return with_strides(meta, (c * w * h, 1, c * w, c))
 
 
-def in_order(meta: Meta, order: Order) -> Meta:
+def in_order(meta: Meta, order: DimOrder) -> Meta:
     """The same dims without gaps, in an order of dims."""
     return with_strides(meta, order.strides(meta.shape))
 
@@ -400,9 +400,9 @@ def same_strides(meta: Meta, wanted: Sequence[int]) -> bool:
 # ---- small integers that only depend on sizes: computed while planning, constants of the plan ----
 
 
-def numbers_in(fact: Fact) -> list[Number]:
+def numbers_in(fact: Fact) -> list[GuardedInt]:
     """Sizes in a fact that may vary."""
-    return [n for n in (*(fact.shape or ()), *as_tuple(fact.content)) if isinstance(n, Number)]
+    return [n for n in (*(fact.shape or ()), *as_tuple(fact.content)) if isinstance(n, GuardedInt)]
 
 
 def each_size(change: Callable[[Any], Any], fact: Fact) -> Fact:
@@ -438,10 +438,12 @@ def folded(
 
     numbers = [n for f in inputs.values() for n in as_tuple(f.content)]
     found = run(*map(value_of, numbers))
-    book = next((n.book for n in numbers if isinstance(n, Number)), None)
-    if book is None:
+    guards = next((n.guards for n in numbers if isinstance(n, GuardedInt)), None)
+    if guards is None:
         return found
-    again = iter(book.called(lambda *x: [n for f in run(*x) for n in as_tuple(f.content)], numbers))
+    again = iter(
+        guards.called(lambda *x: [n for f in run(*x) for n in as_tuple(f.content)], numbers)
+    )
     return [_with_content(f, again) for f in found]
 
 

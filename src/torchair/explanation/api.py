@@ -16,8 +16,8 @@ from torchair.backend import config_in, get_npu_backend
 from torchair.concrete.acl import AclConcreteGraph, own_arguments
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.devices.base import GraphCall, device_of, engine_graph
-from torchair.explanation.units import Rates, UnitRow, rates, unit_rows
-from torchair.fallbacks import Fallback, Record, note, since, total
+from torchair.explanation.units import MachineRates, UnitRow, rates, unit_rows
+from torchair.fallbacks import Fallback, FallbackRecord, note, since, total
 from torchair.runner import Compilation, GmRunner, observed
 from torchair.torch_private import dynamo
 
@@ -127,8 +127,8 @@ class Explanation:
     breaks: list[Break] = field(default_factory=list)
     recompiles: list[Recompile] = field(default_factory=list)
     times: Times | None = None
-    rates: Rates | None = None
-    fallbacks: dict[Record, int] = field(default_factory=dict)
+    rates: MachineRates | None = None
+    fallbacks: dict[FallbackRecord, int] = field(default_factory=dict)
     """What was done in a lesser way than it should have been, and how often."""
 
     @property
@@ -190,7 +190,7 @@ def _time_lines(times: Times) -> list[str]:
 _HEAD = ("", "step", "time", "bytes", "operations", "of the machine", "ended by")
 
 
-def _cells(units: Sequence[UnitRow], rates: Rates | None) -> Iterator[Sequence[object]]:
+def _cells(units: Sequence[UnitRow], rates: MachineRates | None) -> Iterator[Sequence[object]]:
     """Rows of a table of steps."""
     for u in units:
         share = f"{u.share(rates):.0%}" if rates is not None and u.seconds else ""
@@ -207,11 +207,11 @@ def _graph_head(graph: GraphRow) -> str:
     return f"{head}, {steps}"
 
 
-def _graph_lines(graph: GraphRow, rates: Rates | None) -> list[str]:
+def _graph_lines(graph: GraphRow, rates: MachineRates | None) -> list[str]:
     return [_graph_head(graph), *(f"  {_unit_line(u, rates)}" for u in graph.units)]
 
 
-def _unit_line(unit: UnitRow, rates: Rates | None) -> str:
+def _unit_line(unit: UnitRow, rates: MachineRates | None) -> str:
     text = f"{unit.kind:6s} {unit.name:40s} {_micro(unit.seconds):>9s}"
     text += f" {_amount(unit.moved)}B {_amount(unit.operations)}op"
     if rates is not None and unit.seconds:
@@ -322,9 +322,16 @@ class Collector:
         if graph is not None:
             dynamic = graph.graph.is_dynamic
         return GraphRow(
-            f"graph {number + 1}", compilation.phase, nodes, dynamic, timed.calls,
-            timed.best if timed.calls else 0.0, generic, units, note,
-        )  # fmt: skip
+            f"graph {number + 1}",
+            compilation.phase,
+            nodes,
+            dynamic,
+            timed.calls,
+            timed.best if timed.calls else 0.0,
+            generic,
+            units,
+            note,
+        )
 
     def _units(self, timed: _Timed, graph: GraphCall | None) -> tuple[list[UnitRow], str]:
         if not timed.args:

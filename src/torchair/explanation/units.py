@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchair.codegen.kept import key_of, store
+from torchair.codegen.kernel_cache import key_of, store
 from torchair.codegen.streams import streams_of
 from torchair.devices.base import GraphCall, StepWatcher
 from torchair.engine.inspect.timeline import row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
-from torchair.engine.run.executor import Run
+from torchair.engine.run.executor import RunStep
 from torchair.ge.graph import Node, Value
 from torchair.log import logger
 from torchair.operators import Trait, has_trait
@@ -36,7 +36,7 @@ _HEAD_START = 400_000  # cycles that a GPU is busy with while it is asked for wh
 
 
 @dataclass(frozen=True)
-class Rates:
+class MachineRates:
     """The most that was seen, with as many threads as torch has."""
 
     bytes: float  # of memory, read and written in a second
@@ -54,19 +54,19 @@ class Rates:
         rate = self.bytes if moved > 4 * _NEAR else self.near
         return max(moved / rate, operations / self.operations)
 
-    def with_seen(self, moved: float, operations: float, seconds: float) -> Rates:
+    def with_seen(self, moved: float, operations: float, seconds: float) -> MachineRates:
         """The same, or better where something that ran shows that the machine can do more."""
         shown = moved / seconds
         places = (shown, 0.0) if moved > 4 * _NEAR else (0.0, shown)
-        return self.or_better(Rates(*places, operations / seconds, self.others))
+        return self.or_better(MachineRates(*places, operations / seconds, self.others))
 
-    def or_better(self, other: Rates) -> Rates:
+    def or_better(self, other: MachineRates) -> MachineRates:
         """The better of both, figure by figure."""
-        most = Rates(*map(max, astuple(self), astuple(other)))
+        most = MachineRates(*map(max, astuple(self), astuple(other)))
         return replace(most, others=min(self.others, other.others))
 
 
-def rates(device: str, units: Sequence[UnitRow] = ()) -> Rates:
+def rates(device: str, units: Sequence[UnitRow] = ()) -> MachineRates:
     """Of a device, as `cpu` or `cuda:0`: measured once, and kept. If one of these kernels has more
     than all, the machine was busy when they were measured, and they are measured again; as they
     are when others kept it busy then, and there is less to do now."""
@@ -86,21 +86,21 @@ def rates(device: str, units: Sequence[UnitRow] = ()) -> Rates:
     return made
 
 
-def _quieter(known: Rates) -> bool:
+def _quieter(known: MachineRates) -> bool:
     """Whether rates were measured on a busy machine that is less busy now."""
     return known.loaded and hasattr(os, "getloadavg") and os.getloadavg()[0] < known.others
 
 
-def _kept(key: str) -> Rates | None:
+def _kept(key: str) -> MachineRates | None:
     known = store().get(key)
     try:
-        return None if known is None else Rates(**json.loads(known))
+        return None if known is None else MachineRates(**json.loads(known))
     except (ValueError, TypeError) as e:
         logger.warning("rates of this machine are measured again: %s", e)
         return None
 
 
-def _measured(device: str) -> Rates:
+def _measured(device: str) -> MachineRates:
     kind = "cpu" if streams_of(device) is None else "cuda"
     side, far = _SIDES[kind], _copying(_FAR[kind], device)
     dtypes = (torch.float32, torch.bfloat16) if kind == "cuda" else (torch.float32,)
@@ -108,7 +108,7 @@ def _measured(device: str) -> Rates:
         source = torch.ones(_FAR[kind] // 4, device=device)
         far = max(far, _FAR[kind] / _best(source.sum, device))
     products = [_multiplying(side, dtype, device) for dtype in dtypes]
-    return Rates(far, _copying(_NEAR, device), 2 * side**3 / min(products))
+    return MachineRates(far, _copying(_NEAR, device), 2 * side**3 / min(products))
 
 
 def _multiplying(side: int, dtype: torch.dtype, device: str) -> float:
@@ -149,7 +149,7 @@ _PICKS = ("Gather", "IndexByTensor")  # of which a part of the first operand is 
 _REPEATS = 3  # timed runs, of which the best counts
 
 
-UnitKind = Literal["native", "torch", "copy"]
+RunKind = Literal["native", "torch", "copy"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,7 +157,7 @@ class UnitRow:
     """One step."""
 
     name: str  # torch operators that it computes
-    kind: UnitKind
+    kind: RunKind
     why: str  # what ended a unit, why a node is not native, why a copy is made
     moved: int  # bytes read and written
     operations: int
@@ -168,7 +168,7 @@ class UnitRow:
     def __repr__(self) -> str:
         return f"<{self.kind} step {self.name}, {self.seconds * 1e6:,.0f} us>"
 
-    def share(self, rates: Rates) -> float:
+    def share(self, rates: MachineRates) -> float:
         """How near it comes to what the machine can do."""
         return rates.least_seconds(self.moved, self.operations) / self.seconds
 
@@ -181,7 +181,7 @@ class _Clock(StepWatcher):
         self.seconds: dict[int, float] = {}
         self.tensors: dict[int, tuple[list[Any], list[Any]]] = {}
 
-    def around(self, number: int, run: Run, registers: list[Any]) -> None:
+    def around(self, number: int, run: RunStep, registers: list[Any]) -> None:
         """Time a step."""
         step = self.plan.steps[number]
         given = [registers[s] for s in dict.fromkeys(flat_slots(step.args))]
@@ -198,7 +198,7 @@ def unit_rows(call: GraphCall, args: Sequence[Any], device: str) -> list[UnitRow
     clock = _Clock(device)
     for _ in range(_REPEATS):
         call.session.run_watched(inputs, clock.of)
-    reasons = _reasons(call.session.edition_for(inputs))
+    reasons = _reasons(call.session.variant_for(inputs))
     rows = [
         _row(k, step, clock.seconds[k], *clock.tensors[k], reasons)
         for k, step in enumerate(clock.plan.steps)
@@ -232,10 +232,14 @@ def _reasons(session: Any) -> dict[Node, str]:
 
 
 def _row(
-    number: int, step: Step, seconds: float, given: list[Any], made: list[Any],
+    number: int,
+    step: Step,
+    seconds: float,
+    given: list[Any],
+    made: list[Any],
     reasons: dict[Node, str],
-) -> UnitRow:  # fmt: skip
-    kinds: dict[str, UnitKind] = {"native": "native", "copy": "copy"}
+) -> UnitRow:
+    kinds: dict[str, RunKind] = {"native": "native", "copy": "copy"}
     kind = kinds.get(step.kind, "torch")
     why = reasons.get(step.node, "")
     if kind == "copy":
@@ -245,10 +249,15 @@ def _row(
     moved = _moved(step, given, made) + sum(map(_bytes, packed))
     origin = step.node.origin
     return UnitRow(
-        row_name(step).removeprefix("torchair::"), kind, why, moved,
-        _operations(step, given, made), seconds, origin.line if origin is not None else "",
+        row_name(step).removeprefix("torchair::"),
+        kind,
+        why,
+        moved,
+        _operations(step, given, made),
+        seconds,
+        origin.line if origin is not None else "",
         number,
-    )  # fmt: skip
+    )
 
 
 def _moved(step: Step, given: list[Any], made: list[Any]) -> int:

@@ -32,9 +32,11 @@ Wanted = Callable[[fx.Node], fx.Node | None]
 
 
 def dumping(
-    gm: fx.GraphModule, name: str, settings: Settings,
+    gm: fx.GraphModule,
+    name: str,
+    settings: Settings,
     convertible: Callable[[Any], Any] = lambda _target: True,
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     """What runs instead of a compiled graph when `Settings.dumps_instead` says so.
 
     `convertible` tells of a target whether it has a converter; without one it is not dumped,

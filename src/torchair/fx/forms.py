@@ -14,7 +14,7 @@ import torch
 from torchair.torch_private.dispatch import OpOverload, has_computed_kernel
 
 aten = torch.ops.aten
-Operator = OpOverload
+TorchOperator = OpOverload
 
 VIEW_OF_SCATTER: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
@@ -29,7 +29,7 @@ def is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def written(op: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+def written(op: TorchOperator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
     """Arguments of a call that an operator updates."""
     for i, argument in enumerate(op._schema.arguments):
         if is_written(argument):
@@ -50,7 +50,7 @@ _NOT_AT_ONCE = ("_c10d_functional",)  # starts its work and returns: others must
 
 
 @cache
-def in_place_form(op: Operator) -> Operator | None:
+def in_place_form(op: TorchOperator) -> TorchOperator | None:
     """`foo_` for `foo`, if it takes the same arguments and gives the first one back."""
     schema = op._schema
     if op.namespace in _NOT_AT_ONCE or schema.is_mutable or len(schema.returns) != 1:
@@ -85,7 +85,7 @@ _FACTORY = ("dtype", "layout", "device", "pin_memory")  # options that an `out` 
 class OutForm:
     """The overload of an operator that writes its results into given tensors."""
 
-    op: Operator
+    op: TorchOperator
     names: tuple[str, ...]  # of the arguments for results
     listed: bool  # one argument takes all results
     dropped: tuple[str, ...]  # options that it does not have
@@ -97,7 +97,7 @@ class OutForm:
 
 
 @cache
-def out_form(op: Operator) -> OutForm | None:
+def out_form(op: TorchOperator) -> OutForm | None:
     """The form of a functional operator that writes into given tensors: it has the same arguments,
     or the same but for the options of new tensors."""
     if op._schema.is_mutable:
@@ -124,7 +124,7 @@ class ManyInPlace:
     """An operator that updates several arguments; its functional twin gives the new values as its
     last results, in the order of the arguments."""
 
-    op: Operator
+    op: TorchOperator
     written: tuple[int, ...]
     first_new: int  # the first result of the twin that is a new value
 

@@ -339,7 +339,9 @@ def _warn_about_missing_waits(graph: fx.Graph) -> None:
     found = [pair for pair in _handed_over(graph) if not order.before(*pair)]
     if not found:
         return
-    lines = [f"  {_told(reader)} reads what {_told(maker)} makes" for maker, reader in found]
+    lines = [
+        f"  {_described(reader)} reads what {_described(maker)} makes" for maker, reader in found
+    ]
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     warn_once(
         "a stream reads what another one computes, and no event orders them. torchair waits "
@@ -387,6 +389,6 @@ def _storage(node: fx.Node) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
-def _told(node: fx.Node) -> str:
+def _described(node: fx.Node) -> str:
     label = node.meta["stream_label"]
     return f"{node.name} on {label or 'the default stream'} ({source_line(node)})"

@@ -189,7 +189,7 @@ _replaced: list[tuple[int, dict[Any, dict[Any, Any]]]] = []
 
 
 @contextmanager
-def kept_whole() -> Iterator[None]:
+def without_decomposition() -> Iterator[None]:
     """Trace without taking these operators apart. Other backends trace as before."""
     with _lock:
         _replaced.append((get_ident(), {op: dict(op.py_kernels) for op in _KERNELS}))
@@ -224,8 +224,10 @@ def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
 
 
 _QUANTISING = (
-    torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel,
-)  # fmt: skip
+    torch.quantize_per_tensor,
+    torch.quantize_per_tensor_dynamic,
+    torch.quantize_per_channel,
+)
 _DEQUANTISING = (torch.dequantize, "dequantize")
 
 

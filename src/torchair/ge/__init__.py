@@ -12,9 +12,17 @@ from torchair.ge.graph import Tensor, TensorSpec
 from torchair.ge.prototypes import register_kernel, register_operator
 
 __all__ = [
-    "Cast", "Clone", "Const", "DataType", "Format", "Tensor", "TensorSpec", "custom_op",
-    "register_kernel", "register_operator",
-]  # fmt: skip
+    "Cast",
+    "Clone",
+    "Const",
+    "DataType",
+    "Format",
+    "Tensor",
+    "TensorSpec",
+    "custom_op",
+    "register_kernel",
+    "register_operator",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,21 @@ if TYPE_CHECKING:
 
 
 AttrKind = Literal[
-    "Int", "Float", "Bool", "Str", "DataType", "ListInt", "ListFloat", "ListBool", "ListStr",
-    "ListDataType", "ListListInt", "ListListFloat", "Tensor", "Bytes",
-]  # fmt: skip
+    "Int",
+    "Float",
+    "Bool",
+    "Str",
+    "DataType",
+    "ListInt",
+    "ListFloat",
+    "ListBool",
+    "ListStr",
+    "ListDataType",
+    "ListListInt",
+    "ListListFloat",
+    "Tensor",
+    "Bytes",
+]
 KINDS: tuple[AttrKind, ...] = get_args(AttrKind)
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
@@ -115,12 +127,20 @@ ListListInt, ListListFloat = (AttrMaker(kind) for kind in KINDS[10:12])
 _ATTR_TYPE_MAP: dict[str, AttrMaker] = {
     f"VT_{name}": kind
     for name, kind in {
-        "INT": Int, "FLOAT": Float, "BOOL": Bool, "STRING": Str, "DATA_TYPE": DataType,
-        "LIST_INT": ListInt, "LIST_FLOAT": ListFloat, "LIST_BOOL": ListBool,
-        "LIST_STRING": ListStr, "LIST_DATA_TYPE": ListDataType, "LIST_LIST_INT": ListListInt,
+        "INT": Int,
+        "FLOAT": Float,
+        "BOOL": Bool,
+        "STRING": Str,
+        "DATA_TYPE": DataType,
+        "LIST_INT": ListInt,
+        "LIST_FLOAT": ListFloat,
+        "LIST_BOOL": ListBool,
+        "LIST_STRING": ListStr,
+        "LIST_DATA_TYPE": ListDataType,
+        "LIST_LIST_INT": ListListInt,
         "LIST_LIST_FLOAT": ListListFloat,
     }.items()
-}  # fmt: skip
+}
 """Kinds by the names that files and the engine's operator definitions have for them."""
 
 
@@ -297,8 +317,9 @@ class Edges(Sequence[str]):
         if output != "-1":
             raise GraphError(
                 f"{edge!r} is not a control edge: operands are given when a node is built",
-                node=self._node.name, hint="append `tensor.controller`, or set a position",
-            )  # fmt: skip
+                node=self._node.name,
+                hint="append `tensor.controller`, or set a position",
+            )
         self._node.after(self._node.graph.node(name))
 
     def extend(self, edges: Iterable[str]) -> None:

@@ -119,9 +119,13 @@ def number_text(v: Any) -> str:
 
 
 def Data(
-    *, index: int, dtype: int, shape: Sequence[Dim] | None = None, placement: str = "NPU",
+    *,
+    index: int,
+    dtype: int,
+    shape: Sequence[Dim] | None = None,
+    placement: str = "NPU",
     node_name: str | None = None,
-) -> Value:  # fmt: skip
+) -> Value:
     """A graph input. A dim of -1 becomes a symbol named after the input; no shape: any rank."""
     assert placement in ("CPU", "NPU"), f"placement must be 'CPU' or 'NPU', got {placement!r}"
     graph = get_default_ge_graph()
@@ -426,10 +430,13 @@ _WANTED: dict[str, tuple[Any, str]] = {
 
 
 def custom_op(
-    op_type: str, *args: Any, inputs: dict[str, Slot] | None = None,
-    outputs: list[str | tuple[str, int]] | None = None, attrs: dict[str, Attr] | None = None,
+    op_type: str,
+    *args: Any,
+    inputs: dict[str, Slot] | None = None,
+    outputs: list[str | tuple[str, int]] | None = None,
+    attrs: dict[str, Attr] | None = None,
     node_name: str | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Add one operator. Positional arguments follow the prototype: inputs, then attributes.
 
     The keyword form names every port itself and takes operator types without a prototype too.

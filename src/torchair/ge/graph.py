@@ -1,6 +1,7 @@
 """The GE graph: nodes, values with use lists, control edges. Plain objects, no protobuf.
 
-Shape and type inference is injected (`Graph(infer=...)`) so that this room does not know operators.
+Shape and type inference is injected (`Graph(infer=...)`) so that this package does not know
+operators.
 """
 
 from __future__ import annotations
@@ -78,9 +79,18 @@ class Value(Tensor):
     """One output of a node."""
 
     __slots__ = (
-        "attrs", "content", "device_type", "dtype", "index", "layout", "meta", "node", "port",
-        "shape", "uses",
-    )  # fmt: skip
+        "attrs",
+        "content",
+        "device_type",
+        "dtype",
+        "index",
+        "layout",
+        "meta",
+        "node",
+        "port",
+        "shape",
+        "uses",
+    )
 
     def __init__(self, node: Node, index: int, port: str) -> None:
         self.node = node
@@ -178,9 +188,17 @@ class Node:
     """One operator of the graph."""
 
     __slots__ = (
-        "attr", "attrs", "control", "control_users", "graph", "inputs", "name", "origin", "outputs",
+        "attr",
+        "attrs",
+        "control",
+        "control_users",
+        "graph",
+        "inputs",
+        "name",
+        "origin",
+        "outputs",
         "type",
-    )  # fmt: skip
+    )
 
     def __init__(self, graph: Graph, op_type: str, name: str) -> None:
         self.graph = graph

@@ -156,7 +156,7 @@ def known_types() -> list[str]:
     return [*_table().lines, *_declared]
 
 
-# ---- operators that users add; the catalogue makes rows of the kernels kept here ----
+# ---- operators that users add; the operator table makes rows of the kernels kept here ----
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,12 @@ _kernels: dict[str, UserKernel] = {}
 
 
 def register_operator(
-    op_type: str, *, inputs: Sequence[str], outputs: Sequence[str],
+    op_type: str,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
     attrs: Mapping[str, str | tuple[str, Any]] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Declare an operator type, so that `ge.custom_op` and `ge.<Type>` take positional arguments
     and a converter can be generated.
 
@@ -217,9 +220,12 @@ def _attr_spec(op_type: str, name: str, spec: str | tuple[str, Any]) -> AttrSpec
 
 
 def register_kernel(
-    op_type: str, shape_rule: Callable[..., Any] | None, function: Callable[..., Any], *,
+    op_type: str,
+    shape_rule: Callable[..., Any] | None,
+    function: Callable[..., Any],
+    *,
     updates: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Let the engine compute an operator type with a torch function; a later call overrides.
 
     The function gets the tensors in port order (None for an unfed port, a list for a variable

@@ -94,9 +94,12 @@ class Inner:
 
 
 def rewrite(
-    graph: Graph, rules: Iterable[Rule], explain: Callable[[str], None] | None = None,
-    stays: Callable[[Node], bool] = lambda node: True, state: Any = None,
-) -> int:  # fmt: skip
+    graph: Graph,
+    rules: Iterable[Rule],
+    explain: Callable[[str], None] | None = None,
+    stays: Callable[[Node], bool] = lambda node: True,
+    state: Any = None,
+) -> int:
     """Apply rules until none changes anything; returns how many replacements were made.
 
     What a replacement leaves unread goes with it, but for nodes of which `stays` holds. `state` is
@@ -226,8 +229,9 @@ def _edges(graph: Graph, node: Node, nodes: set[Node]) -> None:
         if value.node not in nodes:
             raise GraphError(
                 f"input {port} reads {value.edge}, which is not in the graph",
-                node=node.name, graph=graph.name,
-            )  # fmt: skip
+                node=node.name,
+                graph=graph.name,
+            )
         if (node, port, position) not in value.uses:
             raise GraphError(f"{value.edge} does not know its reader", node=node.name)
     for value in node.outputs:

@@ -94,10 +94,10 @@ class SymbolResult:
     expr: Any
 
 
-Result = Fixed | Computed | ComputedScalar | InputView | ResultView | SymbolResult
+GraphResult = Fixed | Computed | ComputedScalar | InputView | ResultView | SymbolResult
 
 
-def computed(results: Iterable[Result]) -> list[Computed]:
+def computed(results: Iterable[GraphResult]) -> list[Computed]:
     """Outputs of the graph that results are, or are views of."""
     found = [r.base if isinstance(r, ResultView) else r for r in results]
     return [r for r in found if isinstance(r, Computed)]
@@ -124,14 +124,14 @@ class Signature:
     """Inputs, results and symbols of a converted FX graph."""
 
     inputs: list[InputSource] = field(default_factory=list)  # by Data index
-    results: list[Result] = field(default_factory=list)
+    results: list[GraphResult] = field(default_factory=list)
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # name: (arg, dim)
     arguments: int = 0  # of a call, also those that nothing reads
 
     def renumbered(self, places: Mapping[int, int]) -> Signature:
         """For arguments in other places; KeyError where one that is needed has none."""
         inputs = [replace(s, args=tuple(places[a] for a in s.args)) for s in self.inputs]
-        results: list[Result] = [
+        results: list[GraphResult] = [
             replace(r, arg=places[r.arg]) if isinstance(r, InputView) else r for r in self.results
         ]
         symbols = {name: (places[a], d) for name, (a, d) in self.symbols.items() if a in places}

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from torchair.fx.passes.user import register_replacement
 
 __all__ = [
-    "get_npu_backend", "get_compiler", "compile_fx", "CompilerConfig", "logger",
+    "get_npu_backend",
+    "get_compiler",
+    "compile_fx",
+    "CompilerConfig",
+    "logger",
     "register_replacement",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> Any:

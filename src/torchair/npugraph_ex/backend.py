@@ -28,9 +28,10 @@ _FLAT_NAMES = {alias.path: name for name, alias in configs.FLAT_ALIASES.items()}
 
 
 def get_npu_backend(
-    *, compiler_config: FlatConfig | None = None,
+    *,
+    compiler_config: FlatConfig | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     """A backend for `torch.compile(model, backend=...)`."""
     start_debug_log(npugraph_ex_logger)
     config, own = given(compiler_config, FlatConfig), dict(custom_decompositions or {})
@@ -39,10 +40,14 @@ def get_npu_backend(
 
 
 def npugraph_ex_backend(
-    gm: Any, example_inputs: Sequence[Any], compiler_config: FlatConfig | None = None,
-    decompositions: dict[Any, Callable[..., Any]] | None = None, *,
-    options: Mapping[str, Any] | None = None, mode: str | None = None,
-) -> Callable[..., Any]:  # fmt: skip
+    gm: Any,
+    example_inputs: Sequence[Any],
+    compiler_config: FlatConfig | None = None,
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
     """The backend behind the name "npugraph_ex"; `options` are flat options by name. It has one
     mode, whichever of torch.compile's is asked for."""
     start_debug_log(npugraph_ex_logger)
@@ -132,10 +137,13 @@ def _traced_inputs(gm: Any) -> list[Any]:
 
 
 def cache_compile(
-    func: Callable[..., Any], *, config: FlatConfig | None = None,
-    backend: Callable[..., Any] | None = None, options: Mapping[str, Any] | None = None,
+    func: Callable[..., Any],
+    *,
+    config: FlatConfig | None = None,
+    backend: Callable[..., Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     **given: Any,
-) -> CachedMethod:  # fmt: skip
+) -> CachedMethod:
     """A bound method of a module, compiled and captured at its first call, or taken from its
     folder. All else that `torchair.inference.cache_compile` takes may be `given`."""
     from torchair.deploy.cached import cache_compile, config_of
@@ -150,10 +158,17 @@ def cache_compile(
 
 _ = air  # registers what is named here
 _NAMES = (
-    "scope_enter", "scope_exit", "record", "wait", "tagged_event_record", "tagged_event_wait",
-    "tagged_event_record_on_stream", "tagged_event_wait_on_stream", "tagged_stream_wait_stream",
+    "scope_enter",
+    "scope_exit",
+    "record",
+    "wait",
+    "tagged_event_record",
+    "tagged_event_wait",
+    "tagged_event_record_on_stream",
+    "tagged_event_wait_on_stream",
+    "tagged_stream_wait_stream",
     "record_tagged_stream",
-)  # fmt: skip
+)
 _lib = torch.library.Library("npugraph_ex", "FRAGMENT")
 
 

@@ -6,8 +6,8 @@ Importing this package fills the table; `row_of(type)` looks a row up.
 from importlib import import_module
 
 from torchair.operators.core import (
+    DimOrder,
     Op,
-    Order,
     Row,
     Trait,
     has_trait,
@@ -20,10 +20,18 @@ from torchair.operators.core import (
 from torchair.operators.reference import interpret
 
 __all__ = [
-    "Op", "Order", "Row", "Trait", "has_trait", "infer", "interpret", "row_of", "rows",
+    "Op",
+    "DimOrder",
+    "Row",
+    "Trait",
+    "has_trait",
+    "infer",
+    "interpret",
+    "row_of",
+    "rows",
     "steering_nodes",
     "steering_values",
-]  # fmt: skip
+]
 
 FAMILIES = (
     "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",

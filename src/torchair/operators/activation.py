@@ -9,10 +9,19 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, cast, op
-from torchair.codegen.numbers import FLOATS, Element
+from torchair.codegen.sizes import FLOATS, Element
 from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import NUMBERS, Kernel, Lowering, Op, call, like_first, native, scalar
+from torchair.operators.core import (
+    NUMBERS,
+    Lowering,
+    Op,
+    TorchKernel,
+    call,
+    like_first,
+    native,
+    scalar,
+)
 from torchair.operators.elementwise import EW
 from torchair.operators.formulas import Formula
 from torchair.operators.loops import Lowered, LowerOp, elementwise
@@ -38,9 +47,14 @@ def _attributes(formula: Formula, names: Sequence[str], last: bool) -> Callable[
 
 
 def _row(
-    op_type: str, kernel: Callable[[Op], Kernel], formula: Formula, *attrs: str,
-    last: bool = False, out: bool = True, types: frozenset[Element] = FLOATS,
-) -> None:  # fmt: skip
+    op_type: str,
+    kernel: Callable[[Op], TorchKernel],
+    formula: Formula,
+    *attrs: str,
+    last: bool = False,
+    out: bool = True,
+    types: frozenset[Element] = FLOATS,
+) -> None:
     """A row whose formula takes elements, the gradient being the `last` or the first of them, and
     then attributes."""
     loops = Lowering(f.with_attributes(_attributes(formula, attrs, last)), declines=f.mixed)
@@ -136,14 +150,14 @@ _relu = call(lambda x, **out: torch.clamp_min(x, 0, **out))
 _row("Relu", _relu, lambda x: f.most(x, 0), types=NUMBERS)
 
 
-def _swish_kernel(op: Op) -> Kernel:
+def _swish_kernel(op: Op) -> TorchKernel:
     scale = op.attr("scale")
     if scale == 1:
         return _nn.silu
     return lambda x, out=None: torch.mul(x, torch.sigmoid(x * scale), out=out)
 
 
-def _hard_sigmoid_kernel(op: Op) -> Kernel:
+def _hard_sigmoid_kernel(op: Op) -> TorchKernel:
     alpha, beta = op.attr("alpha"), op.attr("beta")
     if (alpha, beta) == (0.16666666, 0.5):
         return _nn.hardsigmoid
@@ -151,24 +165,31 @@ def _hard_sigmoid_kernel(op: Op) -> Kernel:
 
 
 _row(
-    "GeluV2", call(lambda x, way, **out: _nn.gelu(x, approximate=way, **out), "approximate"),
-    lambda x, way: gelu_formula(way == "tanh")(x), "approximate",
-)  # fmt: skip
+    "GeluV2",
+    call(lambda x, way, **out: _nn.gelu(x, approximate=way, **out), "approximate"),
+    lambda x, way: gelu_formula(way == "tanh")(x),
+    "approximate",
+)
 _row(
-    "Swish", _swish_kernel,
-    lambda x, scale: op("silu", x) if scale == 1 else f.mul(x, f.sigmoid(f.mul(x, scale))), "scale",
-)  # fmt: skip
+    "Swish",
+    _swish_kernel,
+    lambda x, scale: op("silu", x) if scale == 1 else f.mul(x, f.sigmoid(f.mul(x, scale))),
+    "scale",
+)
 _row("HardSigmoid", _hard_sigmoid_kernel, _hard_sigmoid, "alpha", "beta")
 _row(
-    "CeluV2", call(torch.celu, "alpha"), lambda x, alpha: _elu(x, alpha, 1, 1 / alpha), "alpha",
+    "CeluV2",
+    call(torch.celu, "alpha"),
+    lambda x, alpha: _elu(x, alpha, 1, 1 / alpha),
+    "alpha",
     out=False,
-)  # fmt: skip
+)
 
 
 # ---- operands beside the tensor ----
 
 
-def _threshold_kernel(op: Op) -> Kernel:
+def _threshold_kernel(op: Op) -> TorchKernel:
     limit, value = scalar(op, "threshold"), scalar(op, "value")
 
     def run(x: Any, threshold: Any, other: Any, out: Any = None) -> Any:
@@ -211,9 +232,12 @@ def _prelu(node: LowerOp) -> Lowered:
 
 
 @native(
-    "PReluGrad", core.like("features", "features"), call(aten._prelu_kernel_backward.default),
-    declines=f.mixed, types=FLOATS,
-)  # fmt: skip
+    "PReluGrad",
+    core.like("features", "features"),
+    call(aten._prelu_kernel_backward.default),
+    declines=f.mixed,
+    types=FLOATS,
+)
 def _prelu_grad(node: LowerOp) -> list[Lowered]:
     given = [node.tensor(p) for p in ("grads", "features", "weights")]
 
@@ -311,21 +335,26 @@ _GRADIENT: dict[str, tuple[Any, ...]] = {
 _GRADIENT_LAST: dict[str, tuple[Any, ...]] = {
     "HardtanhGrad": (
         lambda grad, x, low, high: f.where(f.both(f.gt(x, low), f.lt(x, high)), grad, 0),
-        aten.hardtanh_backward, "min_val", "max_val",
+        aten.hardtanh_backward,
+        "min_val",
+        "max_val",
     ),
     "SigmoidGrad": (lambda grad, y: f.mul(f.mul(grad, f.sub(1, y)), y), aten.sigmoid_backward),
     "TanhGrad": (lambda grad, y: f.mul(grad, f.sub(1, f.square(y))), aten.tanh_backward),
-}  # fmt: skip
+}
 """The same for operators whose first input is the tensor and whose second is the gradient."""
 _OF_ANY = ("ReluGrad", "ThresholdGradV2D")  # compare and select only
 
 for _type, (_formula, *_call) in (_GRADIENT | _GRADIENT_LAST).items():
     _last = _type in _GRADIENT_LAST
     _row(
-        _type, core.backward(*_call, order=(1, 0) if _last else (0, 1)), _formula,
-        *(a for a in _call if isinstance(a, str)), last=_last,
+        _type,
+        core.backward(*_call, order=(1, 0) if _last else (0, 1)),
+        _formula,
+        *(a for a in _call if isinstance(a, str)),
+        last=_last,
         types=NUMBERS if _type in _OF_ANY else FLOATS,
-    )  # fmt: skip
+    )
 
 
 def _swish_grad_kernel(grad: Any, x: Any, _unread: Any, scale: float) -> torch.Tensor:
@@ -338,8 +367,10 @@ def _swish_grad_kernel(grad: Any, x: Any, _unread: Any, scale: float) -> torch.T
 _row(
     "GeluGradV2",
     call(lambda grad, x, way: aten.gelu_backward(grad, x, approximate=way), "approximate"),
-    _gelu_grad, "approximate", out=False,
-)  # fmt: skip
+    _gelu_grad,
+    "approximate",
+    out=False,
+)
 _ELU = ("alpha", "scale", "input_scale", "is_result")
 _elu_backward = call(lambda grad, x, *how: aten.elu_backward.default(grad, *how, x), *_ELU)
 _row("SwishGrad", call(_swish_grad_kernel, "scale"), _swish_grad, "scale", out=False)
@@ -347,10 +378,13 @@ _row("EluGradV2", _elu_backward, _elu_grad, *_ELU, out=False)
 _row(
     "LogSigmoidGrad",
     call(lambda grad, x: aten.log_sigmoid_backward.default(grad, x, torch.exp(-x.abs()))),
-    _log_sigmoid_grad, out=False,
-)  # fmt: skip
+    _log_sigmoid_grad,
+    out=False,
+)
 _row("HardSwishGrad", call(aten.hardswish_backward.default), _hard_swish_grad, out=False)
 _row(
-    "MishGrad", call(lambda grad, x, _unread: aten.mish_backward.default(grad, x)), _mish_grad,
+    "MishGrad",
+    call(lambda grad, x, _unread: aten.mish_backward.default(grad, x)),
+    _mish_grad,
     out=False,
-)  # fmt: skip
+)

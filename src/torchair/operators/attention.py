@@ -9,7 +9,7 @@ import torch
 
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
-from torchair.operators.core import SHORT, Kernel, Op, add_row, row_beside
+from torchair.operators.core import SHORT, Op, TorchKernel, add_row, row_beside
 
 aten = torch.ops.aten
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
@@ -44,7 +44,7 @@ def _facts(op: Op) -> Any:
     return Fact(dtype, dims), Fact(wide_type(dtype), (batch, heads, rows, 1))
 
 
-def _attention(op: Op) -> Kernel:
+def _attention(op: Op) -> TorchKernel:
     """Torch's own fused kernels, where they serve; `pse_shift` is added to the scaled scores."""
     if not is_plain(op):
         return row_beside(_NAME).kernel(op)
@@ -105,4 +105,4 @@ def _chosen_by_torch(
     )
 
 
-add_row(_NAME, _facts, _attention, head="attention", types=SHORT)
+add_row(_NAME, _facts, _attention, anchor="attention", types=SHORT)

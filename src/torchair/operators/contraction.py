@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, broadcast
-from torchair.operators.core import SHORT, Kernel, Op, Trait, add_row, call, like
+from torchair.operators.core import SHORT, Op, TorchKernel, Trait, add_row, call, like
 from torchair.torch_private.functions import nn
 
 CONTRACTION = Trait.CONTRACTION
@@ -35,8 +35,8 @@ def _product_rule(swap1: str, swap2: str) -> Callable[[Op], Fact]:
     return rule
 
 
-def _product(swap1: str, swap2: str) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
+def _product(swap1: str, swap2: str) -> Callable[[Op], TorchKernel]:
+    def make(op: Op) -> TorchKernel:
         flip1, flip2 = op.attr(swap1), op.attr(swap2)
         bias = op.get("bias")
         row = bias is None or len(bias.shape or ()) == 1
@@ -53,7 +53,7 @@ def _linear(x1: Any, x2: Any, bias: Any = None, offset: Any = None, out: Any = N
     return nn.linear(x1, x2, bias, out=out)
 
 
-def _general(flip1: bool, flip2: bool) -> Kernel:
+def _general(flip1: bool, flip2: bool) -> TorchKernel:
     def run(x1: Any, x2: Any, bias: Any = None, offset: Any = None, out: Any = None) -> Any:
         a = x1.mT if flip1 else x1
         b = x2.mT if flip2 else x2
@@ -67,13 +67,20 @@ def _general(flip1: bool, flip2: bool) -> Kernel:
 
 
 for _type, _a, _b in (
-    ("MatMul", "transpose_x1", "transpose_x2"), ("MatMulV2", "transpose_x1", "transpose_x2"),
-    ("BatchMatMul", "adj_x1", "adj_x2"), ("BatchMatMulV2", "adj_x1", "adj_x2"),
-):  # fmt: skip
+    ("MatMul", "transpose_x1", "transpose_x2"),
+    ("MatMulV2", "transpose_x1", "transpose_x2"),
+    ("BatchMatMul", "adj_x1", "adj_x2"),
+    ("BatchMatMulV2", "adj_x1", "adj_x2"),
+):
     add_row(
-        _type, _product_rule(_a, _b), _product(_a, _b), CONTRACTION, out=True, head="matmul",
+        _type,
+        _product_rule(_a, _b),
+        _product(_a, _b),
+        CONTRACTION,
+        out=True,
+        anchor="matmul",
         types=SHORT,
-    )  # fmt: skip
+    )
 add_row("Dot", lambda op: Fact(op.dtype("input_x"), ()), call(torch.dot), CONTRACTION, out=True)
 
 
@@ -124,7 +131,7 @@ def _conv_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), (x[0], channels, *dims))
 
 
-def _conv_kernel(op: Op) -> Kernel:
+def _conv_kernel(op: Op) -> TorchKernel:
     w = Window(op)
     if w.even:
         arguments = w.arguments()
@@ -135,7 +142,7 @@ def _conv_kernel(op: Op) -> Kernel:
     return lambda x, kernel, bias, _offset: _convolution(F.pad(x, sides), kernel, bias, *rest)
 
 
-def _transpose(op: Op) -> Kernel:
+def _transpose(op: Op) -> TorchKernel:
     arguments = Window(op).arguments(True, op.attr("output_padding")[2:])
     return lambda x, kernel, bias, _offset: _convolution(x, kernel, bias, *arguments)
 
@@ -158,40 +165,49 @@ def is_channels_last(t: torch.Tensor) -> bool:
     return t.dim() == 4 and not plain and t.is_contiguous(memory_format=torch.channels_last)
 
 
-def _backward(op: Op, *wanted: int) -> Kernel:
+def _backward(op: Op, *wanted: int) -> TorchKernel:
     """Gradients of the input (0) and of the filter (1), from that of the result and from both."""
     rest = (None, *Window(op).arguments(), [k in wanted for k in range(3)])
     return lambda grad, x, kernel: aten.convolution_backward(grad, x, kernel, *rest)
 
 
-def _grad_of_input(op: Op) -> Kernel:
+def _grad_of_input(op: Op) -> TorchKernel:
     size, backward = op.ints("input_size"), _backward(op, 0)
     return lambda kernel, grad: backward(grad, _unread(size, grad), kernel)[0]
 
 
-def _grad_of_filter(op: Op) -> Kernel:
+def _grad_of_filter(op: Op) -> TorchKernel:
     size, backward = op.ints("filter_size"), _backward(op, 1)
     return lambda x, grad: backward(grad, x, grad.new_empty(size))[1]  # which nobody reads
 
 
-def _gradients(op: Op) -> Kernel:
+def _gradients(op: Op) -> TorchKernel:
     backward = _backward(op, 0, 1)
     return lambda x, kernel, grad: backward(grad, x, kernel)[:2]
 
 
 add_row("ConvGradients", like("x", "filter"), _gradients, IMAGES)
-add_row("Conv2D", _conv_rule, _conv_kernel, IMAGES, head="conv", types=SHORT)
+add_row("Conv2D", _conv_rule, _conv_kernel, IMAGES, anchor="conv", types=SHORT)
 add_row("Conv3D", _conv_rule, _conv_kernel, IMAGES)
 for _dim in ("2D", "3D"):
     add_row(
-        f"Conv{_dim}Transpose", _sized("input_size", "x"), _transpose, CONTRACTION,
+        f"Conv{_dim}Transpose",
+        _sized("input_size", "x"),
+        _transpose,
+        CONTRACTION,
         host=("input_size",),
-    )  # fmt: skip
+    )
     add_row(
-        f"Conv{_dim}BackpropInput", _sized("input_size", "filter"), _grad_of_input, IMAGES,
+        f"Conv{_dim}BackpropInput",
+        _sized("input_size", "filter"),
+        _grad_of_input,
+        IMAGES,
         host=("input_size",),
-    )  # fmt: skip
+    )
     add_row(
-        f"Conv{_dim}BackpropFilter", _sized("filter_size", "x"), _grad_of_filter, CONTRACTION,
+        f"Conv{_dim}BackpropFilter",
+        _sized("filter_size", "x"),
+        _grad_of_filter,
+        CONTRACTION,
         host=("filter_size",),
-    )  # fmt: skip
+    )

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import torch
 
-from torchair.codegen.numbers import FLOATS, Element
-from torchair.codegen.target import HeadKind
+from torchair.codegen.sizes import FLOATS, Element
+from torchair.codegen.target import AnchorKind
 from torchair.errors import MissingHostValue
 from torchair.extensions import load
 from torchair.ge.dtypes import DataType, ge_to_torch
@@ -127,7 +127,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Order:
+class DimOrder:
     """A layout apart from sizes: `dims` from the outermost one to the innermost, all of them as
     they come where there are none; `dense` is without gaps."""
 
@@ -165,13 +165,13 @@ class Order:
         return steps == sorted(steps, reverse=True)
 
 
-def all_contiguous(node: Node) -> list[Order | None]:
+def all_contiguous(node: Node) -> list[DimOrder | None]:
     """The layouts of a kernel that wants all its inputs contiguous."""
-    return [Order()] * len(node.values())
+    return [DimOrder()] * len(node.values())
 
 
-Rule = Callable[[Op], "Fact | Sequence[Fact]"]
-Kernel = Callable[..., Any]
+ShapeRule = Callable[[Op], "Fact | Sequence[Fact]"]
+TorchKernel = Callable[..., Any]
 LoopKind = Literal["map", "move", "reduce", "update"]
 
 
@@ -201,20 +201,20 @@ class Row:
     (None for an unfed one, a list for a variable port). Contents of `host` ports are read when the
     function is made. With `out`, that function takes `out=` (one tensor, or a tuple). It takes any
     strides, unless `layouts` says which each of its inputs should have: it then copies the others.
-    Native code are `loops`, or the kernels of a generator of its own (`head`), for nodes whose
+    Native code are `loops`, or the kernels of a generator of its own (`anchor`), for nodes whose
     first operand is of one of `types`.
     """
 
     type: str
-    rule: Rule
-    kernel: Callable[[Op], Kernel]
+    rule: ShapeRule
+    kernel: Callable[[Op], TorchKernel]
     traits: Trait = Trait.NONE
     host: frozenset[str] = field(default_factory=frozenset)
     out: bool = False
     also_host: Callable[[Node], list[Value]] | None = None  # values steering shapes by other ways
-    layouts: Callable[[Node], Sequence[Order | None]] | None = None  # in the order of its values
+    layouts: Callable[[Node], Sequence[DimOrder | None]] | None = None  # in the order of its values
     loops: Lowering | None = None
-    head: HeadKind | None = None
+    anchor: AnchorKind | None = None
     types: frozenset[Element] = ANY
 
     def has(self, trait: Trait) -> bool:
@@ -223,7 +223,7 @@ class Row:
     @property
     def is_native(self) -> bool:
         """Whether there is native code for some nodes of this type."""
-        return self.loops is not None or self.head is not None
+        return self.loops is not None or self.anchor is not None
 
     def unfit(self, op: Op) -> str | None:
         """Why the loops cannot compute a node of this type, None if they can."""
@@ -240,9 +240,16 @@ _of_user: list[Callable[[UserKernel], Row]] = []  # the one that makes rows of u
 
 
 def add_row(
-    op_type: str, rule: Rule, kernel: Callable[[Op], Kernel], traits: Trait = Trait.NONE, *,
-    host: Iterable[str] = (), instead: bool = False, beside: bool = False, **more: Any,
-) -> None:  # fmt: skip
+    op_type: str,
+    rule: ShapeRule,
+    kernel: Callable[[Op], TorchKernel],
+    traits: Trait = Trait.NONE,
+    *,
+    host: Iterable[str] = (),
+    instead: bool = False,
+    beside: bool = False,
+    **more: Any,
+) -> None:
     """Enter one operator into the table, `instead` of the row that it has, or `beside` it for
     nodes that it does not cover; `more` are fields of its `Row`."""
     if op_type in _rows and not instead and not beside:
@@ -252,11 +259,17 @@ def add_row(
 
 
 def native(
-    op_type: str, rule: Rule, kernel: Callable[[Op], Kernel], traits: Trait = Trait.NONE, *,
-    kind: LoopKind = "map", domain: str = "",
+    op_type: str,
+    rule: ShapeRule,
+    kernel: Callable[[Op], TorchKernel],
+    traits: Trait = Trait.NONE,
+    *,
+    kind: LoopKind = "map",
+    domain: str = "",
     reduces: Callable[[Op], tuple[int, ...]] | None = None,
-    declines: Callable[[Op], str | None] | None = None, **more: Any,
-) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:  # fmt: skip
+    declines: Callable[[Op], str | None] | None = None,
+    **more: Any,
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Enter an operator whose loops are the function below: what `add_row` and `Lowering` take."""
 
     def enter(loops: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -278,18 +291,18 @@ def _value(op: Op, argument: Any) -> Any:
     return argument(op) if callable(argument) else argument
 
 
-def call(function: Kernel, *arguments: Any) -> Callable[[Op], Kernel]:
+def call(function: TorchKernel, *arguments: Any) -> Callable[[Op], TorchKernel]:
     """A kernel that calls a function with the tensors, then with arguments: a str is the attribute
     of that name, a function is asked what it finds in the node."""
 
-    def make(op: Op) -> Kernel:
+    def make(op: Op) -> TorchKernel:
         values = _values(op, arguments)
         return lambda *tensors, **out: function(*tensors, *values, **out)
 
     return make if arguments else lambda _op: function
 
 
-def update(function: Callable[..., Any], *arguments: Any) -> Callable[[Op], Kernel]:
+def update(function: Callable[..., Any], *arguments: Any) -> Callable[[Op], TorchKernel]:
     """The same of a function that changes its first tensor."""
     made = call(function, *arguments)
     return lambda op: writes_first(made(op))
@@ -297,12 +310,12 @@ def update(function: Callable[..., Any], *arguments: Any) -> Callable[[Op], Kern
 
 def backward(
     packet: Any, *arguments: Any, order: Sequence[int] = (0, 1), out: str = "grad_input"
-) -> Callable[[Op], Kernel]:
+) -> Callable[[Op], TorchKernel]:
     """A kernel that calls a gradient of torch: the tensors of these numbers, then arguments as for
     `call`. `out` is the overload that writes to `grad_input`, an argument of that name."""
     into = getattr(packet, out)
 
-    def make(op: Op) -> Kernel:
+    def make(op: Op) -> TorchKernel:
         values = _values(op, arguments)
 
         def run(*given: Any, out: Any = None) -> Any:
@@ -326,7 +339,7 @@ def torch_type(attr: str) -> Callable[[Op], torch.dtype]:
     return lambda op: ge_to_torch(op.attr(attr))
 
 
-def writes_first(change: Callable[..., Any]) -> Kernel:
+def writes_first(change: Callable[..., Any]) -> TorchKernel:
     """A kernel from one that updates its first tensor: without `out` a copy is updated, `out` being
     the first tensor itself or its memory means in place, any other `out` gets a copy first."""
 
@@ -346,7 +359,7 @@ def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def row_of(op_type: str) -> Row | None:
-    """The row of a type, None when neither the catalogue nor a user gives it a meaning."""
+    """The row of a type, None when neither the operator table nor a user gives it a meaning."""
     row = _declared_row(op_type)
     if row is not None:
         return row
@@ -458,7 +471,7 @@ def infer(node: Node, fact: Callable[[Value], Fact] | None = None) -> list[Fact]
 # ---- rules shared by many families ----
 
 
-def same_as(port: str) -> Rule:
+def same_as(port: str) -> ShapeRule:
     """Result has type and dims of one input."""
     return lambda op: Fact(op.dtype(port), op.shape(port))
 
@@ -473,7 +486,7 @@ def of_type(attr: str, port: str = "x") -> Callable[[Op], Fact]:
     return lambda op: Fact(op.attr(attr), op.shape(port))
 
 
-def copy_of(port: str) -> Rule:
+def copy_of(port: str) -> ShapeRule:
     """Result is one input unchanged, its known content included."""
     return lambda op: Fact(op.dtype(port), op.shape(port), op[port].content)
 
@@ -495,12 +508,12 @@ def broadcast_rule(op: Op) -> Fact:
     return Fact(facts[0].dtype, broadcast(*shapes))
 
 
-def broadcast_over(*ports: str) -> Rule:
+def broadcast_over(*ports: str) -> ShapeRule:
     """Dims broadcast over these inputs, type of the first."""
     return lambda op: Fact(op.dtype(ports[0]), broadcast(*(op.shape(p) for p in ports)))
 
 
-def like_each(port: str) -> Rule:
+def like_each(port: str) -> ShapeRule:
     """Results have types and dims of the members of a variable input."""
     return lambda op: [Fact(f.dtype, f.shape) for f in op.list(port)]
 

@@ -14,15 +14,25 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, cast, const, size
-from torchair.codegen.numbers import FLOATS, Element
+from torchair.codegen.sizes import FLOATS, Element
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim
 from torchair.ge.signature import NO_OFFSET
 from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Lowering, Op, Trait, add_row, call, ints, native, scalar
-from torchair.operators.loops import Lowered, LowerOp, Place, elementwise
+from torchair.operators.core import (
+    Lowering,
+    Op,
+    TorchKernel,
+    Trait,
+    add_row,
+    call,
+    ints,
+    native,
+    scalar,
+)
+from torchair.operators.loops import IndexTuple, Lowered, LowerOp, elementwise
 
 
 def _fill_kernel(value: torch.Tensor, dims: Any, out: Any = None) -> torch.Tensor:
@@ -31,9 +41,12 @@ def _fill_kernel(value: torch.Tensor, dims: Any, out: Any = None) -> torch.Tenso
 
 
 @native(
-    "Fill", lambda op: Fact(op.dtype("value"), tuple(op.ints("dims"))),
-    call(_fill_kernel, ints("dims")), host=("dims",), out=True,
-)  # fmt: skip
+    "Fill",
+    lambda op: Fact(op.dtype("value"), tuple(op.ints("dims"))),
+    call(_fill_kernel, ints("dims")),
+    host=("dims",),
+    out=True,
+)
 def _fill(node: LowerOp) -> Lowered:
     value = node.tensor("value")
     return Lowered(node.out_shape(), value.dtype, lambda _: f.single_element(value))
@@ -85,7 +98,7 @@ def _eye_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), (*op.attr("batch_shape"), rows, columns or rows))
 
 
-def _eye_kernel(op: Op) -> Kernel:
+def _eye_kernel(op: Op) -> TorchKernel:
     fact = _eye_rule(op)
     dims: Any = fact.shape
     dtype = ge_to_torch(fact.dtype)
@@ -122,15 +135,18 @@ def _range_type(op: Op) -> int:
     return DataType.DT_INT64 if len(types) > 1 else types.pop()
 
 
-def _range_kernel(op: Op) -> Kernel:
+def _range_kernel(op: Op) -> TorchKernel:
     bounds, dtype = _bounds(op), ge_to_torch(_range_type(op))
     return lambda out=None: torch.arange(*bounds, dtype=dtype, out=out)
 
 
 @native(
-    "Range", lambda op: Fact(_range_type(op), (_count(*_bounds(op)),)), _range_kernel,
-    host=_RANGE, out=True,
-)  # fmt: skip
+    "Range",
+    lambda op: Fact(_range_type(op), (_count(*_bounds(op)),)),
+    _range_kernel,
+    host=_RANGE,
+    out=True,
+)
 def _range(node: LowerOp) -> Lowered:
     dtype = node.out_dtype()
     exact: Element = "f64" if dtype in FLOATS else "i64"
@@ -139,7 +155,7 @@ def _range(node: LowerOp) -> Lowered:
     def bound(value: Any) -> Expr:
         return cast(const(value, "f64") if isinstance(value, float) else size(value), exact)
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         return f.add(f.mul(cast(place[0].value(), exact), bound(step)), bound(start))
 
     return Lowered(node.out_shape(), dtype, element)
@@ -150,15 +166,18 @@ def _linspace_kernel(start: Any, stop: Any, count: int, out: Any = None) -> torc
 
 
 @native(
-    "LinSpace", lambda op: Fact(op.dtype("start"), (op.int("num"),)),
-    call(_linspace_kernel, lambda op: op.int("num")), host=("num",), out=True,
-)  # fmt: skip
+    "LinSpace",
+    lambda op: Fact(op.dtype("start"), (op.int("num"),)),
+    call(_linspace_kernel, lambda op: op.int("num")),
+    host=("num",),
+    out=True,
+)
 def _linspace(node: LowerOp) -> Lowered:
     """Each half is counted from its own end, so that both ends are met exactly."""
     (count,) = node.out_shape()
     start, stop = (node.tensor(p) for p in ("start", "stop"))
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         first, last = (cast(f.single_element(t), "f64") for t in (start, stop))
         gaps = cast(f.most(f.sub(size(count), 1), 1), "f64")
         step, index = f.div(f.sub(last, first), gaps), place[0].value()
@@ -176,7 +195,7 @@ def _triangle(op_type: str, function: Callable[..., torch.Tensor], keeps: f.Form
     def rule(node: LowerOp) -> Lowered:
         x, diagonal = node.tensor("x"), node.attr("diagonal")
 
-        def element(place: Place) -> Expr:
+        def element(place: IndexTuple) -> Expr:
             row, column = place[-2].value(), place[-1].value()
             return f.where(keeps(f.sub(column, row), diagonal), x.at(place), 0)
 
@@ -236,8 +255,8 @@ def _drawer(fact: Fact, seed: int, fill: Callable[..., Any]) -> Callable[..., to
     return draw
 
 
-def _by_key(fill: Callable[..., Any]) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
+def _by_key(fill: Callable[..., Any]) -> Callable[[Op], TorchKernel]:
+    def make(op: Op) -> TorchKernel:
         draw = _drawer(_dims_rule(op), op.int("key"), fill)
         return lambda counter, out=None: draw(counter, out)
 
@@ -255,7 +274,7 @@ def _integers_rule(op: Op) -> Fact:
     return Fact(op.dtype("minval"), tuple(op.ints("shape")))
 
 
-def _integers(op: Op) -> Kernel:
+def _integers(op: Op) -> TorchKernel:
     draw = _drawer(_integers_rule(op), op.int("key"), _Tensor.random_)
     low, high = scalar(op, "minval"), scalar(op, "maxval")
     return lambda counter, minval, maxval, out=None: draw(counter, out, low(minval), high(maxval))
@@ -264,7 +283,7 @@ def _integers(op: Op) -> Kernel:
 add_row("StatelessRandomUniformIntV2", _integers_rule, _integers, RANDOM, host=_KEY, out=True)
 
 
-def _bernoulli(op: Op) -> Kernel:
+def _bernoulli(op: Op) -> TorchKernel:
     draw = _drawer(_dims_rule(op), op.int("seed"), _Tensor.bernoulli_)
     exact = op.dtype("prob") in (DataType.DT_FLOAT, DataType.DT_DOUBLE)
     one = scalar(op, "prob") if op.shape("prob") == () else None
@@ -285,7 +304,7 @@ def _permutation_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), (op.int("n"),))
 
 
-def _permutation(op: Op) -> Kernel:
+def _permutation(op: Op) -> TorchKernel:
     n = op.int("n")
 
     def fill(out: _Tensor, generator: torch.Generator | None = None) -> None:
@@ -306,9 +325,10 @@ def _multinomial(x: _Tensor, offset: _Tensor, count: int, again: bool, seed: int
 add_row(
     "MultinomialWithReplacement",
     lambda op: Fact(DataType.DT_INT64, (*op.shape("x")[:-1], op.attr("numsamples"))),
-    call(_multinomial, "numsamples", "replacement", lambda op: op.int("seed")), RANDOM,
+    call(_multinomial, "numsamples", "replacement", lambda op: op.int("seed")),
+    RANDOM,
     host=("seed",),
-)  # fmt: skip
+)
 
 
 # ---- dropout: the mask is one truth value for each element ----
@@ -318,13 +338,13 @@ def _mask_rule(op: Op) -> Fact:
     return Fact(DataType.DT_BOOL, tuple(op.ints("shape")))
 
 
-def _mask(op: Op) -> Kernel:
+def _mask(op: Op) -> TorchKernel:
     draw = _drawer(_mask_rule(op), op.int("seed"), _Tensor.bernoulli_)
     keep = scalar(op, "prob")
     return lambda prob, offset, out=None: draw(offset, out, keep(prob))
 
 
-def _do_mask(op: Op) -> Kernel:
+def _do_mask(op: Op) -> TorchKernel:
     keep = scalar(op, "keep_prob")
 
     def run(x: _Tensor, mask: _Tensor, prob: _Tensor, out: _Tensor | None = None) -> _Tensor:

@@ -20,7 +20,16 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, numel
 from torchair.operators import core
-from torchair.operators.core import Kernel, Op, Rule, Trait, add_row, call, like_each, like_first
+from torchair.operators.core import (
+    Op,
+    ShapeRule,
+    TorchKernel,
+    Trait,
+    add_row,
+    call,
+    like_each,
+    like_first,
+)
 from torchair.ops.collectives import exchange, gather_uneven, named_group, reduce_uneven
 from torchair.ops.output import message, tensor_text
 from torchair.torch_private.functions import assert_async
@@ -46,11 +55,11 @@ def _name(op: Op) -> str:
     return str(_group(op).group_name)
 
 
-def _waited(function: Kernel) -> Kernel:
+def _waited(function: TorchKernel) -> TorchKernel:
     return lambda x, *values: _functional().wait_tensor(function(x.contiguous(), *values))
 
 
-def _row(op_type: str, rule: Rule, name: str, *arguments: Any) -> None:
+def _row(op_type: str, rule: ShapeRule, name: str, *arguments: Any) -> None:
     """A row of what torch has a functional collective for, with what it takes after the tensor."""
     start = _waited(lambda *args: getattr(_functional(), name)(*args))
     add_row(op_type, rule, call(start, *arguments), COLLECTIVE)
@@ -59,7 +68,7 @@ def _row(op_type: str, rule: Rule, name: str, *arguments: Any) -> None:
 # ---- equal parts ----
 
 
-def _times(factor: Callable[[Dim, int], Dim]) -> Rule:
+def _times(factor: Callable[[Dim, int], Dim]) -> ShapeRule:
     """As many rows as processes make of those that one has."""
 
     def rule(op: Op) -> Fact:
@@ -78,9 +87,13 @@ def _all_to_all(x: torch.Tensor, group: Any) -> Any:
 _row("HcomAllReduce", like_first, "all_reduce", _reduction, _name)
 _row("HcomAllGather", _times(operator.mul), "all_gather_into_tensor", "rank_size", _name)
 _row(
-    "HcomReduceScatter", _times(operator.floordiv), "reduce_scatter_tensor", _reduction,
-    "rank_size", _name,
-)  # fmt: skip
+    "HcomReduceScatter",
+    _times(operator.floordiv),
+    "reduce_scatter_tensor",
+    _reduction,
+    "rank_size",
+    _name,
+)
 add_row("HcomAllToAll", like_first, call(_waited(_all_to_all), _group), COLLECTIVE)
 
 
@@ -120,20 +133,26 @@ def _counted(side: str) -> Callable[[Op], tuple[tuple[int, ...], tuple[int, ...]
 
 _SENT, _RECEIVED = ("send_counts", "send_displacements"), ("recv_counts", "recv_displacements")
 add_row(
-    "HcomAllToAllV", _parts("recv_counts", "send_data"),
-    call(exchange, _counted("send"), lambda op: op.ints("recv_counts"), _group), COLLECTIVE,
+    "HcomAllToAllV",
+    _parts("recv_counts", "send_data"),
+    call(exchange, _counted("send"), lambda op: op.ints("recv_counts"), _group),
+    COLLECTIVE,
     host=(*_SENT, *_RECEIVED),
-)  # fmt: skip
+)
 add_row(
-    "HcomAllGatherV", _parts("recv_counts", "x"),
+    "HcomAllGatherV",
+    _parts("recv_counts", "x"),
     call(lambda x, how, group: gather_uneven(x, how[0], how[1], group), _counted("recv"), _group),
-    COLLECTIVE, host=("send_count", *_RECEIVED),
-)  # fmt: skip
+    COLLECTIVE,
+    host=("send_count", *_RECEIVED),
+)
 add_row(
-    "HcomReduceScatterV", _parts("recv_count", "x"),
-    call(reduce_uneven, _reduction, _counted("send"), _group), COLLECTIVE,
+    "HcomReduceScatterV",
+    _parts("recv_count", "x"),
+    call(reduce_uneven, _reduction, _counted("send"), _group),
+    COLLECTIVE,
     host=("recv_count", *_SENT),
-)  # fmt: skip
+)
 
 
 # ---- one to one ----
@@ -156,9 +175,11 @@ def _device(group: Any) -> torch.device:
 
 add_row("HcomSend", lambda op: [], call(_send, _group, "sr_tag", "dest_rank"), COLLECTIVE)
 add_row(
-    "HcomReceive", lambda op: Fact(op.attr("dtype"), tuple(op.attr("shape"))),
-    call(_receive, _group, "sr_tag", "src_rank", "shape", core.torch_type("dtype")), COLLECTIVE,
-)  # fmt: skip
+    "HcomReceive",
+    lambda op: Fact(op.attr("dtype"), tuple(op.attr("shape"))),
+    call(_receive, _group, "sr_tag", "src_rank", "shape", core.torch_type("dtype")),
+    COLLECTIVE,
+)
 
 
 # ---- checks that stop a run ----

@@ -9,18 +9,27 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Operation, cast, const, narrowed, op, operation
-from torchair.codegen.numbers import FLOATS, Element, register_type
+from torchair.codegen.sizes import FLOATS, Element, register_type
 from torchair.ge.dtypes import INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, dim_max, dim_min
 from torchair.operators import core, loops
 from torchair.operators import formulas as f
-from torchair.operators.core import ANY, NUMBERS, Kernel, Op, add_row, broadcast_rule, call, same_as
+from torchair.operators.core import (
+    ANY,
+    NUMBERS,
+    Op,
+    TorchKernel,
+    add_row,
+    broadcast_rule,
+    call,
+    same_as,
+)
 from torchair.operators.formulas import Formula
 from torchair.operators.loops import TYPES, LoopRule, Lowered, LowerOp, elementwise, number
 
 EW = core.Trait.ELEMENTWISE
-_Table = dict[str, tuple[Callable[..., torch.Tensor], Formula, frozenset[Element]]]
+_FormulaTable = dict[str, tuple[Callable[..., torch.Tensor], Formula, frozenset[Element]]]
 """By type: torch's function, the formula of an element, native types."""
 
 
@@ -44,7 +53,7 @@ for _type in _REAL:
 
 # ---- one or two operands; sums and products of truth values are those of logic ----
 
-_SMOOTH: _Table = {
+_SMOOTH: _FormulaTable = {
     "Abs": (torch.abs, f.absolute, NUMBERS),
     "Add": (torch.add, f.add, ANY),
     "BitwiseAnd": (torch.bitwise_and, f.both, ANY),
@@ -61,7 +70,7 @@ _SMOOTH: _Table = {
     "Square": (torch.square, f.square, NUMBERS),
     "Sub": (torch.sub, f.sub, NUMBERS),
 }
-_STEPS: _Table = {
+_STEPS: _FormulaTable = {
     "Ceil": (torch.ceil, _whole("ceil"), NUMBERS),
     "Floor": (torch.floor, _whole("floor"), NUMBERS),
     "LogicalNot": (torch.logical_not, lambda x: f.flipped(f.truth(x)), ANY),
@@ -100,10 +109,14 @@ _COMMUTATIVE = ("Add", "Mul")
 
 for _type, (_function, _formula, _types) in (_SMOOTH | _STEPS).items():
     add_row(
-        _type, _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule,
-        call(_function), EW | core.Trait.COMMUTATIVE if _type in _COMMUTATIVE else EW, out=True,
-        loops=f.pointwise(_formula, jumps=_type in _STEPS), types=_types,
-    )  # fmt: skip
+        _type,
+        _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule,
+        call(_function),
+        EW | core.Trait.COMMUTATIVE if _type in _COMMUTATIVE else EW,
+        out=True,
+        loops=f.pointwise(_formula, jumps=_type in _STEPS),
+        types=_types,
+    )
 
 
 # ---- truth values as a result ----
@@ -140,7 +153,7 @@ def _trunc_div(x1: torch.Tensor, x2: torch.Tensor, out: Any = None) -> torch.Ten
     return torch.div(x1, x2, rounding_mode="trunc", out=out)
 
 
-def _real_div(op: Op) -> Kernel:
+def _real_div(op: Op) -> TorchKernel:
     return _trunc_div if op["x1"].dtype in INT_TYPES else torch.div
 
 
@@ -151,7 +164,7 @@ def may_divide_by_zero(node: Op) -> str | None:
     return None if core.known_number(node, "x2") else "integers divided by what may be zero"
 
 
-_DIVISION: dict[str, tuple[Callable[[Op], Kernel], Formula]] = {
+_DIVISION: dict[str, tuple[Callable[[Op], TorchKernel], Formula]] = {
     "Div": (_real_div, f.div),
     "RealDiv": (_real_div, f.div),
     "TruncateDiv": (call(_trunc_div), lambda a, b: _whole("trunc")(f.div(a, b))),
@@ -171,11 +184,11 @@ for _type, (_kernel, _formula) in _DIVISION.items():
 # ---- powers and logarithms ----
 
 
-def _with_numbers(function: Kernel, *ports: str) -> Callable[[Op], Kernel]:
+def _with_numbers(function: TorchKernel, *ports: str) -> Callable[[Op], TorchKernel]:
     """A kernel that gets numbers where constants feed the ports, which come last: an exponent of 2
     or 0.5 is far cheaper than a tensor."""
 
-    def make(op: Op) -> Kernel:
+    def make(op: Op) -> TorchKernel:
         numbers = [core.known_number(op, p) for p in ports]
         if None in numbers:
             return function
@@ -226,16 +239,21 @@ def _no_power(node: Op) -> str | None:
 
 
 add_row(
-    "Pow", broadcast_rule, _with_numbers(torch.pow, "x2"), EW, out=True,
-    loops=core.Lowering(f.with_attributes(_power), declines=_no_power), types=NUMBERS,
-)  # fmt: skip
+    "Pow",
+    broadcast_rule,
+    _with_numbers(torch.pow, "x2"),
+    EW,
+    out=True,
+    loops=core.Lowering(f.with_attributes(_power), declines=_no_power),
+    types=NUMBERS,
+)
 
 _LOGARITHMS: dict[float, Operation] = {-1.0: "log", 2.0: "log2", 10.0: "log10"}
 
 
-def _log(op: Op) -> Kernel:
+def _log(op: Op) -> TorchKernel:
     base, scale, shift = (op.attr(a) for a in ("base", "scale", "shift"))
-    log: Kernel = getattr(torch, _LOGARITHMS.get(base, "log"))
+    log: TorchKernel = getattr(torch, _LOGARITHMS.get(base, "log"))
     if base in _LOGARITHMS and scale == 1 and shift == 0:
         return log
     factor = 1.0 if base in _LOGARITHMS else 1 / math.log(base)
@@ -255,9 +273,14 @@ def _logarithm(node: LowerOp) -> Formula:
 
 
 add_row(
-    "Log", same_as("x"), _log, EW, out=True,
-    loops=core.Lowering(f.with_attributes(_logarithm), declines=f.mixed), types=FLOATS,
-)  # fmt: skip
+    "Log",
+    same_as("x"),
+    _log,
+    EW,
+    out=True,
+    loops=core.Lowering(f.with_attributes(_logarithm), declines=f.mixed),
+    types=FLOATS,
+)
 
 
 def _xlogy(x: Expr, y: Expr) -> Expr:
@@ -266,18 +289,23 @@ def _xlogy(x: Expr, y: Expr) -> Expr:
 
 
 add_row(
-    "Xlogy", broadcast_rule, call(torch.xlogy), EW, out=True, loops=f.pointwise(_xlogy),
+    "Xlogy",
+    broadcast_rule,
+    call(torch.xlogy),
+    EW,
+    out=True,
+    loops=f.pointwise(_xlogy),
     types=FLOATS,
-)  # fmt: skip
+)
 
 
 # ---- several steps in one ----
 
 
-def _with_factor(function: Kernel, name: str) -> Callable[[Op], Kernel]:
+def _with_factor(function: TorchKernel, name: str) -> Callable[[Op], TorchKernel]:
     """A kernel whose last tensor is a number, which may be unfed."""
 
-    def make(op: Op) -> Kernel:
+    def make(op: Op) -> TorchKernel:
         if not op.fed(name):
             return lambda *given, **out: function(*given[:-1], **out)
         factor = core.scalar(op, name)
@@ -330,8 +358,9 @@ def _accumulate(combine: Formula) -> Formula:
 
 _unlike_terms = _scale_declines("value", "input_data", "x1", "x2")
 for _type, _function, _formula in (
-    ("Addcmul", torch.addcmul, f.mul), ("Addcdiv", torch.addcdiv, f.div),
-):  # fmt: skip
+    ("Addcmul", torch.addcmul, f.mul),
+    ("Addcdiv", torch.addcdiv, f.div),
+):
     _kernel = _with_factor(_function, "value")
     _loops = f.pointwise(_accumulate(_formula), declines=_unlike_terms)
     add_row(_type, broadcast_rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
@@ -348,18 +377,27 @@ def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
 
 
 add_row(
-    "Lerp", broadcast_rule, _with_numbers(torch.lerp, "weight"), EW, out=True,
-    loops=f.pointwise(_lerp), types=FLOATS,
-)  # fmt: skip
+    "Lerp",
+    broadcast_rule,
+    _with_numbers(torch.lerp, "weight"),
+    EW,
+    out=True,
+    loops=f.pointwise(_lerp),
+    types=FLOATS,
+)
 
 
 add_row(
-    "Muls", same_as("x"), call(torch.mul, "value"), EW, out=True,
+    "Muls",
+    same_as("x"),
+    call(torch.mul, "value"),
+    EW,
+    out=True,
     loops=core.Lowering(
         f.with_attributes(lambda node: lambda x: f.mul(x, node.attr("value"))), declines=f.mixed
     ),
     types=FLOATS,
-)  # fmt: skip
+)
 
 
 # ---- casts, selections and limits ----
@@ -378,13 +416,15 @@ def _known_conversion(x: Expr, source: int, target: int) -> Expr:
 
 
 @core.native(
-    "Cast", _cast_rule,
+    "Cast",
+    _cast_rule,
     call(
         lambda x, target, out=None: x.to(target) if out is None else out.copy_(x),
         core.torch_type("dst_type"),
     ),
-    EW, out=True,
-)  # fmt: skip
+    EW,
+    out=True,
+)
 def _cast(node: LowerOp) -> Lowered:
     source, target = node.dtype("x"), node.attr("dst_type")
 
@@ -403,12 +443,16 @@ def _unlike_branches(node: Op) -> str | None:
 
 
 add_row(
-    "SelectV2", core.broadcast_over("then", "condition", "else"), call(torch.where), EW, out=True,
+    "SelectV2",
+    core.broadcast_over("then", "condition", "else"),
+    call(torch.where),
+    EW,
+    out=True,
     loops=f.pointwise(
         lambda chosen, then, other: f.where(f.truth(chosen), then, cast(other, then.dtype)),
         declines=_unlike_branches,
     ),
-)  # fmt: skip
+)
 
 
 _clip = _with_numbers(torch.clamp, "clip_value_min", "clip_value_max")
@@ -429,16 +473,23 @@ def _nan_to_num(node: LowerOp) -> Formula:
 
 
 add_row(
-    "NanToNum", same_as("x"), call(torch.nan_to_num, "nan", "posinf", "neginf"), EW, out=True,
-    loops=core.Lowering(f.with_attributes(_nan_to_num), declines=f.mixed), types=FLOATS,
-)  # fmt: skip
+    "NanToNum",
+    same_as("x"),
+    call(torch.nan_to_num, "nan", "posinf", "neginf"),
+    EW,
+    out=True,
+    loops=core.Lowering(f.with_attributes(_nan_to_num), declines=f.mixed),
+    types=FLOATS,
+)
 
 
 @core.native(
-    "MaskedFill", core.broadcast_over("x", "mask"),
-    call(lambda x, mask, value, **out: torch.where(mask, value.to(x.dtype), x, **out)), EW,
+    "MaskedFill",
+    core.broadcast_over("x", "mask"),
+    call(lambda x, mask, value, **out: torch.where(mask, value.to(x.dtype), x, **out)),
+    EW,
     out=True,
-)  # fmt: skip
+)
 def _masked_fill(node: LowerOp) -> Lowered:
     value = node.tensor("value")
 

@@ -15,7 +15,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import FLOAT_TYPES, DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Value
 from torchair.ge.shapes import Shape, broadcast
-from torchair.operators.core import Kernel, Op, add_row, like_each, scalar
+from torchair.operators.core import Op, TorchKernel, add_row, like_each, scalar
 
 aten = torch.ops.aten
 
@@ -68,8 +68,8 @@ def _reader(op: Op, port: str) -> Callable[[Any], Any]:
     return lambda _t: known
 
 
-def _kernel(op_type: str, overload: Any) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
+def _kernel(op_type: str, overload: Any) -> Callable[[Op], TorchKernel]:
+    def make(op: Op) -> TorchKernel:
         readers = [_reader(op, port) for port in op.node.inputs]
         return lambda *args: _call(
             op_type, overload, [read(a) for read, a in zip(readers, args, strict=True)]
@@ -126,7 +126,7 @@ for _type, _overload in OVERLOADS.items():
 # ---- rounding: the mode is an input ----
 
 
-def _round(op: Op) -> Kernel:
+def _round(op: Op) -> TorchKernel:
     return getattr(aten, f"_foreach_{ROUNDING[op.int('roundMode')]}").default
 
 

@@ -6,12 +6,20 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from torchair.codegen.loops import Expr, Index, Operation, cast, const, op, size
-from torchair.codegen.numbers import Element, Int, Number
+from torchair.codegen.sizes import Element, GuardedInt, Int
 from torchair.codegen.target import Declined
 from torchair.ge.graph import Value
 from torchair.operators import loops
 from torchair.operators.core import SHORT, Lowering, Op, axes_of
-from torchair.operators.loops import TYPES, LoopRule, Lowered, LowerOp, Place, elementwise, masked
+from torchair.operators.loops import (
+    TYPES,
+    IndexTuple,
+    LoopRule,
+    Lowered,
+    LowerOp,
+    elementwise,
+    masked,
+)
 
 Formula = Callable[..., Expr]
 """A function from elements of the operands to the element of the result."""
@@ -137,7 +145,7 @@ def dropped(x: Lowered, axes: Collection[int], keep: bool = False) -> Lowered:
         return x
     shape = [n for d, n in enumerate(x.shape) if d not in axes]
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         kept = iter(place)
         return x.at([Index() if d in axes else next(kept) for d in range(x.rank)])
 
@@ -183,7 +191,7 @@ def all_of(tests: Sequence[Expr]) -> Expr | None:
     return result
 
 
-def replaced(place: Place, dim: int, position: Index) -> Place:
+def replaced(place: IndexTuple, dim: int, position: Index) -> IndexTuple:
     """A place with another position along one dim."""
     return (*place[:dim], position, *place[dim + 1 :])
 
@@ -192,16 +200,18 @@ class Joined:
     """Pieces of these sizes one after the other along a dim: `read(k, place)` is the element of
     piece `k`, at a place whose position along the dim counts from the start of the piece."""
 
-    def __init__(self, axis: int, sizes: Sequence[Int], read: Callable[[int, Place], Expr]) -> None:
+    def __init__(
+        self, axis: int, sizes: Sequence[Int], read: Callable[[int, IndexTuple], Expr]
+    ) -> None:
         self.axis, self.read = axis, read
         self.used: list[int] = []
         self.starts: list[Int] = [0]
         for k, n in enumerate(sizes):
-            if isinstance(n, Number) or n > 0:
+            if isinstance(n, GuardedInt) or n > 0:
                 self.used.append(k)
             self.starts.append(self.starts[-1] + n)
 
-    def element(self, place: Place) -> Expr:
+    def element(self, place: IndexTuple) -> Expr:
         """The element of the piece that a place falls into."""
         position = place[self.axis]
         known = self._known(position)
@@ -221,10 +231,10 @@ class Joined:
     def _known(self, position: Index) -> int | None:
         """The piece of a position that is the same at every point."""
         numbers = (position.offset, *self.starts)
-        if position.terms or position.extra or any(isinstance(n, Number) for n in numbers):
+        if position.terms or position.extra or any(isinstance(n, GuardedInt) for n in numbers):
             return None
         return next((k for k in self.used if position.offset < self.starts[k + 1]), None)
 
-    def _piece(self, k: int, place: Place) -> Expr:
+    def _piece(self, k: int, place: IndexTuple) -> Expr:
         position = place[self.axis] + (0 - self.starts[k])
         return self.read(k, replaced(place, self.axis, position))

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, op
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.sizes import FLOATS
 from torchair.ge.graph import Fact
 from torchair.operators import core
 from torchair.operators import formulas as f
 from torchair.operators.core import Lowering, Op, add_row, call, native, same_as
-from torchair.operators.loops import Lowered, LowerOp, Place, broadcast_index
+from torchair.operators.loops import IndexTuple, Lowered, LowerOp, broadcast_index
 from torchair.torch_private.functions import nn
 
 _nn: Any = nn
@@ -34,7 +34,7 @@ def half_rule(op: Op) -> Fact:
     return halved(op, op.attr("dim"))
 
 
-def halves(o: LowerOp, place: Place) -> tuple[Expr, Expr]:
+def halves(o: LowerOp, place: IndexTuple) -> tuple[Expr, Expr]:
     """The element of the first half at a place, and that of the second half."""
     x = o.tensor("x")
     axis = o.attr("dim") % x.rank
@@ -58,7 +58,7 @@ def gated_grad(first: f.Formula, second: f.Formula) -> Lowering:
         axis = o.attr("dim") % x.rank
         half = x.shape[axis] // 2
 
-        def read(k: int, place: Place) -> Expr:
+        def read(k: int, place: IndexTuple) -> Expr:
             return (second if k else first)(grad.at(place), *halves(o, place))
 
         return Lowered(x.shape, x.dtype, f.Joined(axis, [half, half], read).element)
@@ -72,14 +72,20 @@ def _glu_grad_of_gate(grad: Expr, value: Expr, gate: Expr) -> Expr:
 
 
 add_row(
-    "GLU", half_rule, call(_nn.glu, "dim"), out=True,
-    loops=_gated(lambda value, gate: f.mul(value, f.sigmoid(gate))), types=FLOATS,
-)  # fmt: skip
+    "GLU",
+    half_rule,
+    call(_nn.glu, "dim"),
+    out=True,
+    loops=_gated(lambda value, gate: f.mul(value, f.sigmoid(gate))),
+    types=FLOATS,
+)
 add_row(
-    "GLUGrad", same_as("x"), call(torch.ops.aten.glu_backward.default, "dim"),
+    "GLUGrad",
+    same_as("x"),
+    call(torch.ops.aten.glu_backward.default, "dim"),
     loops=gated_grad(lambda grad, _, gate: f.mul(grad, f.sigmoid(gate)), _glu_grad_of_gate),
     types=FLOATS,
-)  # fmt: skip
+)
 
 
 def _swiglu(x: torch.Tensor, dim: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -88,9 +94,13 @@ def _swiglu(x: torch.Tensor, dim: int, out: torch.Tensor | None = None) -> torch
 
 
 add_row(
-    "SwiGlu", half_rule, call(_swiglu, "dim"), out=True,
-    loops=_gated(lambda gate, value: f.mul(op("silu", gate), value)), types=FLOATS,
-)  # fmt: skip
+    "SwiGlu",
+    half_rule,
+    call(_swiglu, "dim"),
+    out=True,
+    loops=_gated(lambda gate, value: f.mul(op("silu", gate), value)),
+    types=FLOATS,
+)
 # ---- rotary embedding ----
 
 
@@ -100,12 +110,14 @@ def _rotary(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, out: Any = None
     return torch.add(x * r1, turned * r2, out=out)
 
 
-def turned_halves(x: Lowered, element: Callable[[Place], Expr], back: bool = False) -> f.Joined:
+def turned_halves(
+    x: Lowered, element: Callable[[IndexTuple], Expr], back: bool = False
+) -> f.Joined:
     """Elements with the halves of the last dim exchanged; the new first one is negated, or the new
     second one where it is turned back."""
     last, half = x.rank - 1, x.shape[-1] // 2
 
-    def other(k: int, place: Place) -> Expr:
+    def other(k: int, place: IndexTuple) -> Expr:
         found = element(place if k else f.replaced(place, last, place[last] + half))
         return f.neg(found) if back == bool(k) else found
 
@@ -113,15 +125,20 @@ def turned_halves(x: Lowered, element: Callable[[Place], Expr], back: bool = Fal
 
 
 @native(
-    "RotaryMul", core.broadcast_rule, lambda op: _rotary, kind="move", declines=f.mixed, out=True,
+    "RotaryMul",
+    core.broadcast_rule,
+    lambda op: _rotary,
+    kind="move",
+    declines=f.mixed,
+    out=True,
     types=FLOATS,
-)  # fmt: skip
+)
 def rotary(o: LowerOp) -> Lowered:
     """x * r1, plus r2 times x with its halves exchanged and the new first one negated."""
     x, r1, r2 = o.tensor("x"), o.tensor("r1"), o.tensor("r2")
     turned = turned_halves(x, x.at)
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         along, across = (t.at(broadcast_index(place, t.shape)) for t in (r1, r2))
         return f.add(f.mul(x.at(place), along), f.mul(turned.element(place), across))
 

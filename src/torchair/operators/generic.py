@@ -19,7 +19,7 @@ from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.prototypes import UserKernel, prototype
 from torchair.ge.shapes import is_static
 from torchair.operators import core
-from torchair.operators.core import Kernel, Op, Order, Row, Trait, add_row, all_contiguous
+from torchair.operators.core import DimOrder, Op, Row, TorchKernel, Trait, add_row, all_contiguous
 from torchair.operators.opaque import object_of
 from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
 from torchair.torch_private.fake import FakeTensorMode
@@ -111,7 +111,7 @@ class _Input:
     index: int
 
 
-class Arguments:
+class GenericArguments:
     """The arguments of a generic node, decoded once; a call only puts its tensors in."""
 
     def __init__(self, node: Node) -> None:
@@ -136,9 +136,9 @@ def _reader(tree: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda t: tree_map_only(_Input, lambda x: _INPUTS[x.kind](t[x.index]), tree)
 
 
-def _kernel(op: Op) -> Kernel:
+def _kernel(op: Op) -> TorchKernel:
     node = op.node
-    target, arguments = _callee(node), Arguments(node)
+    target, arguments = _callee(node), GenericArguments(node)
     settled, fresh = _settling(node), _gives_fresh(target)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -150,9 +150,9 @@ def _kernel(op: Op) -> Kernel:
     return run
 
 
-def _update_kernel(op: Op) -> Kernel:
+def _update_kernel(op: Op) -> TorchKernel:
     """A torch operator that changes its first tensor, which is the result."""
-    target, arguments = _callee(op.node), Arguments(op.node)
+    target, arguments = _callee(op.node), GenericArguments(op.node)
     first, *_ = layouts(op.node)
     settled = _settling(op.node, skip=1)
 
@@ -166,7 +166,7 @@ def _update_kernel(op: Op) -> Kernel:
     return _writes_anew(change) if op.attr("fresh") else core.writes_first(change)
 
 
-def _writes_anew(change: Callable[..., Any]) -> Kernel:
+def _writes_anew(change: Callable[..., Any]) -> TorchKernel:
     """A kernel from one that updates a tensor whose content is not defined: nothing is copied."""
 
     def run(x: torch.Tensor, *rest: Any, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -205,13 +205,13 @@ def _with_strides(t: torch.Tensor, strides: Sequence[int] | None) -> torch.Tenso
     return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
-def layouts(node: Node) -> list[Order | None]:
+def layouts(node: Node) -> list[DimOrder | None]:
     """How tracing saw the tensors of a generic node in memory, which its operator may rely on;
     contiguous where nothing is noted, None where it is not known."""
     noted = json.loads(node.attr("arguments")).get("layouts")
     if noted is None:
         return all_contiguous(node)
-    return [None if n is None else Order(tuple(n["dims"]), n["dense"]) for n in noted]
+    return [None if n is None else DimOrder(tuple(n["dims"]), n["dense"]) for n in noted]
 
 
 def finished(target: Any) -> Any:
@@ -268,7 +268,7 @@ def _rule(op: Op) -> list[Fact]:
 
     if _opaque_inputs(node):  # their fake kernels would ask for objects, which calls have
         return declared
-    orders = [order or Order() for order in layouts(node)]
+    orders = [order or DimOrder() for order in layouts(node)]
 
     def get(kind: str, i: int) -> Any:
         if kind == "tensor":
@@ -316,9 +316,14 @@ def _opaque_inputs(node: Node) -> list[Value]:
 
 add_row("TorchCall", _rule, _kernel, Trait.RANDOM, also_host=_scalar_inputs, layouts=layouts)
 add_row(
-    "TorchUpdate", core.like_first, _update_kernel, Trait.RANDOM | Trait.WRITES_FIRST, out=True,
-    also_host=_scalar_inputs, layouts=layouts,
-)  # fmt: skip
+    "TorchUpdate",
+    core.like_first,
+    _update_kernel,
+    Trait.RANDOM | Trait.WRITES_FIRST,
+    out=True,
+    also_host=_scalar_inputs,
+    layouts=layouts,
+)
 
 
 # ---- rows of the operators that users gave a kernel with `ge.register_kernel` ----
@@ -340,9 +345,13 @@ def _new_row(kernel: UserKernel) -> Row:
     if in_place:
         traits, make = traits | Trait.WRITES_FIRST, _update
     return Row(
-        kernel.type, lambda op: _facts(op, kernel), lambda op: make(op, kernel), traits,
-        out=in_place, layouts=all_contiguous,
-    )  # fmt: skip
+        kernel.type,
+        lambda op: _facts(op, kernel),
+        lambda op: make(op, kernel),
+        traits,
+        out=in_place,
+        layouts=all_contiguous,
+    )
 
 
 def _works_in_place(kernel: UserKernel) -> bool:
@@ -404,11 +413,11 @@ def _each(tree: Any, change: Callable[[Any], Any]) -> Any:
 # ---- running ----
 
 
-def _function(op: Op, kernel: UserKernel) -> Kernel:
+def _function(op: Op, kernel: UserKernel) -> TorchKernel:
     return lambda *given: _call(op, kernel, _contiguous(_owned(op, kernel, given)), kernel.function)
 
 
-def _update(op: Op, kernel: UserKernel) -> Kernel:
+def _update(op: Op, kernel: UserKernel) -> TorchKernel:
     def update(first: torch.Tensor, *others: Any) -> None:
         whole = first.contiguous()
         _call(op, kernel, [whole, *_contiguous(others)], kernel.function)

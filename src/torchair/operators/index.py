@@ -14,15 +14,22 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, at_value, cast, const, size
-from torchair.codegen.numbers import Int
+from torchair.codegen.sizes import Int
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import Shape, broadcast, is_static
 from torchair.operators import core, loops
-from torchair.operators.core import Kernel, Lowering, Op, add_row, all_contiguous, call, native
+from torchair.operators.core import Lowering, Op, TorchKernel, add_row, all_contiguous, call, native
 from torchair.operators.formulas import add, both, ge, lt, where
-from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, broadcast_index, elementwise
+from torchair.operators.loops import (
+    TYPES,
+    IndexTuple,
+    Lowered,
+    LowerOp,
+    broadcast_index,
+    elementwise,
+)
 from torchair.torch_private.fake import FakeTensorMode
 
 aten = torch.ops.aten
@@ -40,7 +47,7 @@ def _gathered(op: Op, axis: int) -> Fact:
     return Fact(op.dtype("x"), (*x[:axis], *indices, *x[axis + 1 :]), content)
 
 
-def _gather(op: Op) -> Kernel:
+def _gather(op: Op) -> TorchKernel:
     axis = op.int("axis") % len(op.shape("x"))
     if op.attr("negative_index_support") and not op.shape("indices"):
         return _select(axis, op["indices"].content)
@@ -60,7 +67,7 @@ def _gather(op: Op) -> Kernel:
     return run
 
 
-def _select(axis: int, known: Any) -> Kernel:
+def _select(axis: int, known: Any) -> TorchKernel:
     def run(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         part = x.select(axis, known if isinstance(known, int) else int(index))
         if out is None:
@@ -136,7 +143,7 @@ def _rows(o: LowerOp, axis: int) -> Lowered:
     rows = wrapped(indices, n) if o.attr("negative_index_support") else indices
     rows = all_verified(o, rows, n)
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         row = known if known is not None else at_value(rows.at(place[axis:last]))
         return x.at([*place[:axis], row, *place[last:]])
 
@@ -144,9 +151,15 @@ def _rows(o: LowerOp, axis: int) -> Lowered:
 
 
 @native(
-    "GatherV2", lambda op: _gathered(op, op.int("axis") % len(op.shape("x"))), _gather,
-    kind="move", declines=_gather_declines, host=("axis",), out=True, also_host=_selected,
-)  # fmt: skip
+    "GatherV2",
+    lambda op: _gathered(op, op.int("axis") % len(op.shape("x"))),
+    _gather,
+    kind="move",
+    declines=_gather_declines,
+    host=("axis",),
+    out=True,
+    also_host=_selected,
+)
 def gather(o: LowerOp) -> Lowered:
     """Rows along any axis: embeddings, selections."""
     return _rows(o, o.int("axis") % len(o.shape("x")))
@@ -157,16 +170,21 @@ def _gather_first(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 add_row(
-    "Gather", lambda op: _gathered(op, 0), call(_gather_first),
+    "Gather",
+    lambda op: _gathered(op, 0),
+    call(_gather_first),
     loops=Lowering(lambda o: _rows(o, 0), "move", declines=_gather_declines),
-)  # fmt: skip
+)
 
 
 @native(
-    "GatherElements", lambda op: Fact(op.dtype("x"), op.shape("index")),
-    call(lambda x, index, dim, out=None: torch.gather(x, dim, index, out=out), "dim"), kind="move",
-    declines=lambda o: not_positions([o["index"]]), out=True,
-)  # fmt: skip
+    "GatherElements",
+    lambda op: Fact(op.dtype("x"), op.shape("index")),
+    call(lambda x, index, dim, out=None: torch.gather(x, dim, index, out=out), "dim"),
+    kind="move",
+    declines=lambda o: not_positions([o["index"]]),
+    out=True,
+)
 def gather_elements(o: LowerOp) -> Lowered:
     """Elements whose position along one dim is given for each."""
     x, index = o.tensor("x"), o.tensor("index")
@@ -175,7 +193,7 @@ def gather_elements(o: LowerOp) -> Lowered:
     dim = o.attr("dim") % x.rank
     positions = all_verified(o, index, x.shape[dim])
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         found = at_value(positions.at(place))
         return x.at([found if d == dim else place[d] for d in range(x.rank)])
 
@@ -211,7 +229,7 @@ def _mask(op: Op) -> Sequence[int]:
     return op.attr("indices_mask") or [1] * len(op.list("indices"))
 
 
-def _index(op: Op) -> Kernel:
+def _index(op: Op) -> TorchKernel:
     mask = _mask(op)
 
     def run(x: torch.Tensor, indices: list[torch.Tensor], out: torch.Tensor | None = None) -> Any:
@@ -240,13 +258,13 @@ class Points:
         rest = [n for d, n in enumerate(self.x.shape) if d not in self.covered]
         return (*rest[: self.front], *self.dims, *rest[self.front :])
 
-    def position(self, dim: int, place: Place) -> Expr:
+    def position(self, dim: int, place: IndexTuple) -> Expr:
         """What the index tensor of a dim says at an index of the result."""
         found = self.positions[dim]
         point = place[self.front : self.front + len(self.dims)]
         return found.at(broadcast_index(point, found.shape))
 
-    def source(self, place: Place, adjust: Callable[[Expr, Int], Expr]) -> Place:
+    def source(self, place: IndexTuple, adjust: Callable[[Expr, Int], Expr]) -> IndexTuple:
         """The place in `x` that an index of the result means."""
         rest = iter((*place[: self.front], *place[self.front + len(self.dims) :]))
         return tuple(
@@ -254,16 +272,20 @@ class Points:
             for d, n in enumerate(self.x.shape)
         )
 
-    def valid(self, place: Place) -> Expr:
+    def valid(self, place: IndexTuple) -> Expr:
         """Whether all positions lie in `x`."""
         tests = [inside(self.position(d, place), self.x.shape[d]) for d in self.covered]
         return reduce(both, tests)
 
 
 @native(
-    "IndexByTensor", _index_rule, _index, kind="move",
-    declines=lambda o: not_positions(o.list("indices")), out=True,
-)  # fmt: skip
+    "IndexByTensor",
+    _index_rule,
+    _index,
+    kind="move",
+    declines=lambda o: not_positions(o.list("indices")),
+    out=True,
+)
 def index_by_tensor(o: LowerOp) -> Lowered:
     """Elements at the points that index tensors name."""
     x, indices = o.tensor("x"), o.tensors("indices")
@@ -288,7 +310,7 @@ add_row(
     "EmbeddingDenseGrad",
     lambda op: Fact(op.dtype("grad"), (op.attr("num_weights"), op.shape("grad")[-1])),
     call(aten.embedding_dense_backward, "num_weights", "padding_idx", "scale_grad_by_freq"),
-)  # fmt: skip
+)
 
 
 # ---- bags of rows ----
@@ -296,7 +318,7 @@ add_row(
 BAG_MODES = ("sum", "mean", "max")
 
 
-def _torch_bag(op: Op) -> Kernel:
+def _torch_bag(op: Op) -> TorchKernel:
     mode = BAG_MODES.index(op.attr("mode"))
     scale, sparse = op.attr("scale_grad_by_freq"), op.attr("sparse")
     last, padding = op.attr("include_last_offset"), op.attr("padding_idx")
@@ -309,7 +331,7 @@ def _torch_bag(op: Op) -> Kernel:
     return run
 
 
-def _bag(op: Op) -> Kernel:
+def _bag(op: Op) -> TorchKernel:
     compute = _torch_bag(op)
     if op.dtype("weight") != DataType.DT_BF16:
         return compute

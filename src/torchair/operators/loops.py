@@ -1,7 +1,7 @@
 """What the rules of a `Lowering` are written with: operands, places, and how elements are read.
 
 A rule sees its operands as functions from an index to an expression and returns its results in the
-same form. Views are changes of the index, so they cost nothing. Sizes are integers or Numbers.
+same form. Views are changes of the index, so they cost nothing. Sizes are integers or GuardedInts.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from torchair.codegen import loops
 from torchair.codegen.loops import Access, Expr, Index, Nest, Reduction, cast, const, op, size
-from torchair.codegen.numbers import FLOATS, Element, Int, Number, register_type, same, value_of
+from torchair.codegen.sizes import FLOATS, Element, GuardedInt, Int, register_type, same, value_of
 from torchair.ge.graph import Fact, Node, Value
 from torchair.operators.core import TYPES, Op, axes_of
 
-Place = tuple[Index, ...]
+IndexTuple = tuple[Index, ...]
 
 _DIVISIONS = frozenset({"div", "floordiv", "remainder", "fmod"})
 
@@ -25,12 +25,12 @@ class Lowered:
     """A value inside a group: its dims, its type, and what its element at an index is."""
 
     def __init__(
-        self, shape: Sequence[Int], dtype: Element, element: Callable[[Place], Expr]
+        self, shape: Sequence[Int], dtype: Element, element: Callable[[IndexTuple], Expr]
     ) -> None:
         self.shape = tuple(shape)
         self.dtype = dtype  # in memory
         self._element = element
-        self._known: dict[Place, Expr] = {}
+        self._known: dict[IndexTuple, Expr] = {}
 
     @property
     def rank(self) -> int:
@@ -51,21 +51,25 @@ class Update:
     goes to `place(index)`; elsewhere the input stays. `mask(index)` false means no write."""
 
     value: Lowered
-    place: Callable[[Place], Place]
-    mask: Callable[[Place], Expr] | None = None
+    place: Callable[[IndexTuple], IndexTuple]
+    mask: Callable[[IndexTuple], Expr] | None = None
 
 
 class LowerOp(Op):
     """A node as its rule sees it. Ports give Tensors by `tensor`; facts, attributes and host
-    contents come as in the catalogue (`shape`, `ints`, `attr`, `dtype` ...)."""
+    contents come as in the operator table (`shape`, `ints`, `attr`, `dtype` ...)."""
 
     __slots__ = ("_domain", "_fault", "_tensor", "extents")
 
     def __init__(
-        self, node: Node, fact: Callable[[Value], Fact], tensor: Callable[[Value], Lowered],
-        domain: Sequence[Index], extents: Sequence[Int] = (),
+        self,
+        node: Node,
+        fact: Callable[[Value], Fact],
+        tensor: Callable[[Value], Lowered],
+        domain: Sequence[Index],
+        extents: Sequence[Int] = (),
         fault: Callable[[], int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(node, fact)
         self._fault = fault
         self._tensor = tensor
@@ -107,21 +111,21 @@ class LowerOp(Op):
             return x
         shape = [1 if d in axes else n for d, n in enumerate(x.shape)]
 
-        def element(place: Place) -> Expr:
+        def element(place: IndexTuple) -> Expr:
             whole = [self._domain[d] if d in axes else p for d, p in enumerate(place)]
             return loops.reduce(kind, x.at(whole))
 
         return Lowered(shape, x.dtype, element)
 
 
-Result = Lowered | Update | Sequence[Lowered | None]
-LoopRule = Callable[[LowerOp], Result]
+LoweredResult = Lowered | Update | Sequence[Lowered | None]
+LoopRule = Callable[[LowerOp], LoweredResult]
 
 
 # ---- what many rules are made of ----
 
 
-def broadcast_index(index: Sequence[Index], shape: Sequence[Int]) -> Place:
+def broadcast_index(index: Sequence[Index], shape: Sequence[Int]) -> IndexTuple:
     """Where a result's index falls in an operand that is broadcast to it."""
     tail = index[len(index) - len(shape) :]
     return tuple(Index() if is_one(n) else i for i, n in zip(tail, shape, strict=True))
@@ -144,7 +148,7 @@ def elementwise(
     """`fn` of the operands' elements, which come in the register types of the operands."""
     shape = broadcast_shape(*tensors)
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         return fn(*(t.at(broadcast_index(place, t.shape)) for t in tensors))
 
     return Lowered(shape, dtype or tensors[0].dtype, element)
@@ -198,13 +202,13 @@ def constant(tensor: Any, dtype: Element) -> Lowered:
 
 def is_one(n: Int) -> bool:
     """Whether a dim has one element in every plan."""
-    return not isinstance(n, Number) and n == 1
+    return not isinstance(n, GuardedInt) and n == 1
 
 
 def is_start(position: Index) -> bool:
     """Whether a position is 0 at every point."""
     plain = not position.terms and not position.extra
-    return plain and not isinstance(position.offset, Number) and position.offset == 0
+    return plain and not isinstance(position.offset, GuardedInt) and position.offset == 0
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,11 @@ def split(index: Index, n: Int, extents: Sequence[Int]) -> tuple[Index, Index]:
 
 def _split_terms(index: Index, n: Int, extents: Sequence[Int]) -> tuple[Index, Index] | None:
     """The same by dividing each factor, where no carry is possible."""
-    if n == 0 or isinstance(index.offset, Number) or (index.offset and isinstance(n, Number)):
+    if (
+        n == 0
+        or isinstance(index.offset, GuardedInt)
+        or (index.offset and isinstance(n, GuardedInt))
+    ):
         return None
     high, low = Index(), Index()
     most: Int = 0
@@ -263,13 +271,13 @@ def _split_terms(index: Index, n: Int, extents: Sequence[Int]) -> tuple[Index, I
         if times is None:
             return None
         high += Index(extra=((value, times),))
-    whole, rest = divmod(index.offset, n) if not isinstance(n, Number) else (0, 0)
+    whole, rest = divmod(index.offset, n) if not isinstance(n, GuardedInt) else (0, 0)
     return (high + whole, low + rest) if _below(low, most + rest, n, extents) else None
 
 
 def _below(low: Index, most: Int, n: Int, extents: Sequence[Int]) -> bool:
     """Whether the low part, which is `most` at most, is less than `n` in every plan."""
-    if not isinstance(most, Number) and not isinstance(n, Number):
+    if not isinstance(most, GuardedInt) and not isinstance(n, GuardedInt):
         return most < n
     if len(low.terms) != 1 or low.offset != 0:
         return not low.terms and low.offset == 0
@@ -281,7 +289,7 @@ def _exact(factor: Int, n: Int) -> Int | None:
     """`factor / n` where that is whole."""
     if same(factor, n):
         return 1
-    if isinstance(n, Number) or value_of(factor) % n:
+    if isinstance(n, GuardedInt) or value_of(factor) % n:
         return None
     return factor // n if factor % n == 0 else None
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, at_value, cast, const, op
-from torchair.codegen.numbers import FLOATS, register_type
+from torchair.codegen.sizes import FLOATS, register_type
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Lowering, Op, add_row, backward, call, like_first
+from torchair.operators.core import Lowering, Op, TorchKernel, add_row, backward, call, like_first
 from torchair.operators.formulas import Formula
 from torchair.operators.index import inside
-from torchair.operators.loops import TYPES, Lowered, LowerOp, Place, elementwise
+from torchair.operators.loops import TYPES, IndexTuple, Lowered, LowerOp, elementwise
 from torchair.torch_private.functions import log_softmax_kernel, nn, softmax_kernel
 
 aten = torch.ops.aten
@@ -92,13 +92,21 @@ def log_softmax(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> Lowered:
 
 
 add_row(
-    "SoftmaxV2", _softmax_rule, call(_softmax, _softmax_axis, "half_to_float"), out=True,
-    loops=_over_axis(softmax, "x"), types=FLOATS,
-)  # fmt: skip
+    "SoftmaxV2",
+    _softmax_rule,
+    call(_softmax, _softmax_axis, "half_to_float"),
+    out=True,
+    loops=_over_axis(softmax, "x"),
+    types=FLOATS,
+)
 add_row(
-    "LogSoftmaxV2", like_first, call(log_softmax_kernel, _softmax_axis, False), out=True,
-    loops=_over_axis(log_softmax, "logits"), types=FLOATS,
-)  # fmt: skip
+    "LogSoftmaxV2",
+    like_first,
+    call(log_softmax_kernel, _softmax_axis, False),
+    out=True,
+    loops=_over_axis(log_softmax, "logits"),
+    types=FLOATS,
+)
 
 
 def softmax_grad(o: LowerOp, y: Lowered, axes: tuple[int, ...]) -> Lowered:
@@ -115,17 +123,23 @@ def log_softmax_grad(o: LowerOp, grad: Lowered, axes: tuple[int, ...]) -> Lowere
 
 
 add_row(
-    "SoftmaxGrad", like_first,
-    backward(aten._softmax_backward_data, _softmax_axis, _type, order=(1, 0), out="out"), out=True,
-    loops=_over_axis(softmax_grad, "softmax"), types=FLOATS,
-)  # fmt: skip
+    "SoftmaxGrad",
+    like_first,
+    backward(aten._softmax_backward_data, _softmax_axis, _type, order=(1, 0), out="out"),
+    out=True,
+    loops=_over_axis(softmax_grad, "softmax"),
+    types=FLOATS,
+)
 add_row(
-    "LogSoftmaxGrad", like_first,
+    "LogSoftmaxGrad",
+    like_first,
     backward(
         aten._log_softmax_backward_data, lambda op: _softmax_axis(op, "axis"), _type, out="out"
     ),
-    out=True, loops=_over_axis(log_softmax_grad, "grad", "axis"), types=FLOATS,
-)  # fmt: skip
+    out=True,
+    loops=_over_axis(log_softmax_grad, "grad", "axis"),
+    types=FLOATS,
+)
 
 
 # ---- a prediction and a target of the same kind ----
@@ -159,7 +173,7 @@ def _summed(o: LowerOp, loss: Lowered, axes: tuple[int, ...]) -> Lowered:
 Each = Callable[[LowerOp], Formula]
 
 
-def _loss_row(op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Each) -> None:
+def _loss_row(op_type: str, kernel: Callable[[Op], TorchKernel], ports: str, each: Each) -> None:
     """A loss of the first two of `ports`; `each` gives the formula of an element."""
     first, second = ports.split()
     reduces = _all_dims(first)
@@ -177,7 +191,7 @@ def _loss_row(op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Ea
 
 
 def _loss_grad_row(
-    op_type: str, kernel: Callable[[Op], Kernel], ports: str, each: Each, **more: Any
+    op_type: str, kernel: Callable[[Op], TorchKernel], ports: str, each: Each, **more: Any
 ) -> None:
     """The gradient of a loss, which comes on the third of `ports`."""
     first, second, grad = ports.split()
@@ -198,13 +212,18 @@ def _loss_grad_row(
 
 # torch resizes its `out` on the way
 _loss_row(
-    "MseLoss", call(_nn.mse_loss, _reduction), "predict label",
+    "MseLoss",
+    call(_nn.mse_loss, _reduction),
+    "predict label",
     lambda _: lambda a, b: f.square(f.sub(a, b)),
-)  # fmt: skip
+)
 _loss_grad_row(
-    "MseLossGrad", backward(aten.mse_loss_backward, _reduction, order=(2, 0, 1)),
-    "predict label dout", lambda _: lambda a, b: f.mul(2.0, f.sub(a, b)), out=True,
-)  # fmt: skip
+    "MseLossGrad",
+    backward(aten.mse_loss_backward, _reduction, order=(2, 0, 1)),
+    "predict label dout",
+    lambda _: lambda a, b: f.mul(2.0, f.sub(a, b)),
+    out=True,
+)
 
 
 def _smooth(o: LowerOp) -> Formula:
@@ -236,8 +255,9 @@ _loss_row("SmoothL1LossV2", call(_nn.smooth_l1_loss, _reduction, "sigma"), "pred
 _loss_grad_row(
     "SmoothL1LossGradV2",
     call(lambda x, y, g, *how: aten.smooth_l1_loss_backward(g, x, y, *how), _reduction, "sigma"),
-    "predict label dout", _smooth_slope,
-)  # fmt: skip
+    "predict label dout",
+    _smooth_slope,
+)
 
 
 def _bce(a: Expr, t: Expr) -> Expr:
@@ -254,8 +274,9 @@ _loss_row("BinaryCrossEntropy", call(_nn.binary_cross_entropy, _reduction), "x y
 _loss_grad_row(
     "BinaryCrossEntropyGrad",
     call(lambda x, y, g, *rest: aten.binary_cross_entropy_backward(g, x, y, *rest), _reduction),
-    "x y grad_output", lambda _: _bce_slope,
-)  # fmt: skip
+    "x y grad_output",
+    lambda _: _bce_slope,
+)
 
 
 # ---- negative log likelihood ----
@@ -286,34 +307,40 @@ def _counts(o: LowerOp, target: Expr) -> Expr:
 
 
 @core.native(
-    "NLLLoss", _nll_rule,
+    "NLLLoss",
+    _nll_rule,
     call(
-        lambda x, target, *rest: aten.nll_loss_forward(x, target.long(), *rest), _reduction,
+        lambda x, target, *rest: aten.nll_loss_forward(x, target.long(), *rest),
+        _reduction,
         "ignore_index",
     ),
-    kind="reduce", domain="target", reduces=_all_dims("target"), declines=_not_rows, types=FLOATS,
-)  # fmt: skip
+    kind="reduce",
+    domain="target",
+    reduces=_all_dims("target"),
+    declines=_not_rows,
+    types=FLOATS,
+)
 def nll_loss(o: LowerOp) -> list[Lowered]:
     """The negated prediction of the right class, and the sum of the weights."""
     x, target, weight = o.tensor("x"), o.tensor("target"), o.maybe("weight")
     axes, wide = _all_dims("target")(o), register_type(x.dtype)
     zero = cast(const(0, "i64"), wide)
 
-    def chosen(place: Place) -> tuple[Expr, Expr]:
+    def chosen(place: IndexTuple) -> tuple[Expr, Expr]:
         t = cast(target.at(place), "i64")
         exists = inside(t, x.shape[-1])
         ignored = f.flipped(_counts(o, t))
         known = f.both(o.verify(f.either(exists, ignored)), exists)
         return t, f.where(known, t, const(0, "i64"))
 
-    def share(place: Place) -> Expr:
+    def share(place: IndexTuple) -> Expr:
         t, known = chosen(place)
         one = cast(const(1, "i64"), wide) if weight is None else weight.at([at_value(known)])
         return f.where(_counts(o, t), one, zero)
 
     shares = Lowered(target.shape, x.dtype, share)
 
-    def each(place: Place) -> Expr:
+    def each(place: IndexTuple) -> Expr:
         _, known = chosen(place)
         return f.neg(f.mul(shares.at(place), x.at([*place, at_value(known)])))
 
@@ -328,15 +355,19 @@ def nll_loss(o: LowerOp) -> list[Lowered]:
 
 
 @core.native(
-    "NLLLossGrad", like_first, call(_nll_grad, _reduction, "ignore_index"), kind="move",
-    declines=_not_rows, types=FLOATS,
-)  # fmt: skip
+    "NLLLossGrad",
+    like_first,
+    call(_nll_grad, _reduction, "ignore_index"),
+    kind="move",
+    declines=_not_rows,
+    types=FLOATS,
+)
 def nll_loss_grad(o: LowerOp) -> Lowered:
     """The negated gradient at the right class of each row, zero elsewhere."""
     x, target, grad = o.tensor("x"), o.tensor("target"), o.tensor("y_grad")
     weight, total = o.maybe("weight"), o.tensor("total_weight")
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         t = cast(target.at(place[:-1]), "i64")
         here = f.both(f.eq(t, place[-1].value()), _counts(o, t))
         share = f.neg(grad.at(place[: grad.rank]))

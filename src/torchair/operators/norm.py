@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.sizes import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Op, add_row, call, like, native, same_as
+from torchair.operators.core import Op, TorchKernel, add_row, call, like, native, same_as
 from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
 
 aten = torch.ops.aten
@@ -27,11 +27,11 @@ def _statistic(op: Op, index: int, port: str = "x") -> int:
     return dtype if dtype in _FULL else op.node.outputs[index].dtype
 
 
-def _as_told(op: Op, results: Any, first: int = 1) -> tuple[torch.Tensor, ...]:
+def _as_declared(op: Op, results: Any, first: int = 1) -> tuple[torch.Tensor, ...]:
     """Results with those from `first` on (the statistics) in the types that the node promises."""
-    told = [o.dtype for o in op.node.outputs]
+    declared = [o.dtype for o in op.node.outputs]
     return tuple(
-        r if i < first or told[i] == DataType.DT_UNDEFINED else r.to(ge_to_torch(told[i]))
+        r if i < first or declared[i] == DataType.DT_UNDEFINED else r.to(ge_to_torch(declared[i]))
         for i, r in enumerate(results)
     )
 
@@ -52,11 +52,13 @@ def _layer_norm_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), shape), *statistics]
 
 
-def _layer_norm(op: Op) -> Kernel:
+def _layer_norm(op: Op) -> TorchKernel:
     dims, eps = op.ints("normalized_shape"), op.attr("epsilon")
     if op.dtype("x") in _FULL:
         return lambda x, gamma, beta: torch.native_layer_norm(x, dims, gamma, beta, eps)
-    return lambda x, gamma, beta: _as_told(op, torch.native_layer_norm(x, dims, gamma, beta, eps))
+    return lambda x, gamma, beta: _as_declared(
+        op, torch.native_layer_norm(x, dims, gamma, beta, eps)
+    )
 
 
 def _layer_norm_grad(dy: Any, x: Any, rstd: Any, mean: Any, gamma: Any) -> Any:
@@ -99,9 +101,14 @@ def _moments(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> tuple[Lowered, Lo
 
 
 @native(
-    "LayerNormV4", _layer_norm_rule, _layer_norm, kind="reduce", domain="x", reduces=_normalised,
+    "LayerNormV4",
+    _layer_norm_rule,
+    _layer_norm,
+    kind="reduce",
+    domain="x",
+    reduces=_normalised,
     host=("normalized_shape",),
-)  # fmt: skip
+)
 def layer_norm(o: LowerOp) -> list[Lowered]:
     """Elements less their mean over their deviation."""
     x, axes = o.tensor("x"), _normalised(o)
@@ -122,9 +129,14 @@ def parameters_wanted(o: Op) -> str | None:
 
 
 @native(
-    "LayerNormGradV3", like("x", "gamma", "gamma"), lambda op: _layer_norm_grad, kind="reduce",
-    domain="x", reduces=like_gamma("x"), declines=parameters_wanted,
-)  # fmt: skip
+    "LayerNormGradV3",
+    like("x", "gamma", "gamma"),
+    lambda op: _layer_norm_grad,
+    kind="reduce",
+    domain="x",
+    reduces=like_gamma("x"),
+    declines=parameters_wanted,
+)
 def layer_norm_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of the input: rstd * (g - mean(g) - hat * mean(g * hat)) where g = dy * gamma
     and hat is the normalised input."""
@@ -168,9 +180,13 @@ def over_root(o: LowerOp, x: Lowered, port: str) -> list[Lowered]:
 
 
 @native(
-    "RmsNorm", lambda op: root_facts(op, "x"), call(_rms_norm, "epsilon"), kind="reduce",
-    domain="x", reduces=like_gamma("x"),
-)  # fmt: skip
+    "RmsNorm",
+    lambda op: root_facts(op, "x"),
+    call(_rms_norm, "epsilon"),
+    kind="reduce",
+    domain="x",
+    reduces=like_gamma("x"),
+)
 def rms_norm(o: LowerOp) -> list[Lowered]:
     """The norm and the inverse root."""
     results = over_root(o, o.tensor("x"), "x")
@@ -178,10 +194,15 @@ def rms_norm(o: LowerOp) -> list[Lowered]:
 
 
 @native(
-    "AddRmsNorm", lambda op: [*root_facts(op, "x1"), *like("x1")(op)],
-    call(_add_rms_norm, "epsilon"), kind="reduce", domain="x1", reduces=like_gamma("x1"),
-    declines=f.mixed, types=FLOATS,
-)  # fmt: skip
+    "AddRmsNorm",
+    lambda op: [*root_facts(op, "x1"), *like("x1")(op)],
+    call(_add_rms_norm, "epsilon"),
+    kind="reduce",
+    domain="x1",
+    reduces=like_gamma("x1"),
+    declines=f.mixed,
+    types=FLOATS,
+)
 def add_rms_norm(o: LowerOp) -> list[Lowered]:
     """The same of a sum, and the sum itself."""
     x = elementwise(f.add, o.tensor("x1"), o.tensor("x2"))
@@ -204,9 +225,9 @@ def _sizes(op: Op) -> tuple[Any, ...]:
     return shape[0], shape[1], numel(shape[2:]), op.attr("num_groups")
 
 
-def _group_norm(op: Op) -> Kernel:
+def _group_norm(op: Op) -> TorchKernel:
     sizes, eps = _sizes(op), op.attr("eps")
-    return lambda x, gamma, beta: _as_told(
+    return lambda x, gamma, beta: _as_declared(
         op, _native_group_norm(x.contiguous(), gamma, beta, *sizes, eps)
     )
 
@@ -218,14 +239,14 @@ def _group_norm_grad_rule(op: Op) -> list[Fact]:
     return [dx, *like("gamma", "gamma")(op)]
 
 
-def _group_norm_grad(op: Op) -> Kernel:
+def _group_norm_grad(op: Op) -> TorchKernel:
     sizes = _sizes(op)
 
     def run(dy: Any, mean: Any, rstd: Any, x: Any, gamma: Any) -> Any:
         dy, x = dy.contiguous(), x.contiguous()
         statistics = _for_parameters(x, gamma, mean, rstd)
         grads = aten.native_group_norm_backward(dy, x, *statistics, gamma, *sizes, [True] * 3)
-        return _as_told(op, grads, first=0)
+        return _as_declared(op, grads, first=0)
 
     return run
 
@@ -247,14 +268,14 @@ def _batch_norm_rule(op: Op) -> list[Fact]:
 _RUNNING = ((1, "running_mean"), (2, "running_var"))
 
 
-def _batch_norm(op: Op) -> Kernel:
+def _batch_norm(op: Op) -> TorchKernel:
     train, momentum, eps = op.attr("is_training"), op.attr("momentum"), op.attr("epsilon")
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y, mean, rstd, running_mean, running_var = aten._native_batch_norm_legit_functional(
             *tensors, train, momentum, eps
         )
-        return _as_told(op, (y, running_mean, running_var, mean, rstd))
+        return _as_declared(op, (y, running_mean, running_var, mean, rstd))
 
     return run
 
@@ -275,9 +296,10 @@ def by_channel(x: Lowered, rank: int) -> Lowered:
 
 
 @native(
-    "BNInfer", same_as("x"),
+    "BNInfer",
+    same_as("x"),
     call(lambda *args: aten.native_batch_norm(*args[:-1], False, 0.0, args[-1])[0], "epsilon"),
-)  # fmt: skip
+)
 def batch_norm_inference(o: LowerOp) -> Lowered:
     """Scale and shift each channel; both are computed from the statistics first."""
     x = o.tensor("x")
@@ -302,9 +324,14 @@ def _not_training(o: Op) -> str | None:
 
 
 @native(
-    "BatchNormV3", _batch_norm_rule, _batch_norm, kind="reduce", domain="x", reduces=_but_channels,
+    "BatchNormV3",
+    _batch_norm_rule,
+    _batch_norm,
+    kind="reduce",
+    domain="x",
+    reduces=_but_channels,
     declines=_not_training,
-)  # fmt: skip
+)
 def batch_norm(o: LowerOp) -> list[Lowered]:
     """Each channel less its mean over its deviation, and the running statistics."""
     x, axes = o.tensor("x"), _but_channels(o)
@@ -321,16 +348,23 @@ def batch_norm(o: LowerOp) -> list[Lowered]:
         return f.add(f.mul(1 - part, old), f.mul(part, new))
 
     return [
-        y, elementwise(blended, o.tensor("running_mean"), middle),
-        elementwise(blended, o.tensor("running_var"), variance), middle, rstd,
-    ]  # fmt: skip
+        y,
+        elementwise(blended, o.tensor("running_mean"), middle),
+        elementwise(blended, o.tensor("running_var"), variance),
+        middle,
+        rstd,
+    ]
 
 
 @native(
-    "BatchNormGradV3", like("x", "weight", "weight"),
-    call(_batch_norm_grad, "is_training", "epsilon"), kind="reduce", domain="x",
-    reduces=_but_channels, declines=_not_plain,
-)  # fmt: skip
+    "BatchNormGradV3",
+    like("x", "weight", "weight"),
+    call(_batch_norm_grad, "is_training", "epsilon"),
+    kind="reduce",
+    domain="x",
+    reduces=_but_channels,
+    declines=_not_plain,
+)
 def batch_norm_grad(o: LowerOp) -> list[Lowered]:
     """Gradients of input, weight and bias: all of them sum over the same dims."""
     x, dy, axes = o.tensor("x"), o.tensor("dy"), _but_channels(o)

@@ -7,14 +7,24 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, at_value, cast, const, op, size
-from torchair.codegen.numbers import Int, Number
+from torchair.codegen.sizes import GuardedInt, Int
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym
-from torchair.operators.core import SHORT, Kernel, Op, Rule, add_row, call, like, native, same_as
+from torchair.operators.core import (
+    SHORT,
+    Op,
+    ShapeRule,
+    TorchKernel,
+    add_row,
+    call,
+    like,
+    native,
+    same_as,
+)
 from torchair.operators.formulas import all_of, at_least, below, div, least, mul, sub, where
-from torchair.operators.loops import Lowered, LowerOp, Place, masked, number, split
+from torchair.operators.loops import IndexTuple, Lowered, LowerOp, masked, number, split
 from torchair.torch_private.functions import nn
 
 aten = torch.ops.aten
@@ -51,7 +61,7 @@ def _max_pool(op_type: str, fn: Any, spatial: slice, **native: Any) -> None:
         dims = _over_windows(op.shape("x"), _max_options(op, spatial), op.attr("ceil_mode"))
         return [Fact(op.dtype("x"), dims), Fact(op.attr("dtype"), dims)]
 
-    def kernel(op: Op) -> Kernel:
+    def kernel(op: Op) -> TorchKernel:
         options = (*_max_options(op, spatial), op.attr("ceil_mode"))
         target = ge_to_torch(op.attr("dtype"))
 
@@ -69,14 +79,14 @@ def _max_pool(op_type: str, fn: Any, spatial: slice, **native: Any) -> None:
 
 
 _max_pool(
-    "MaxPoolWithArgmaxV1", aten.max_pool2d_with_indices, slice(1, 3), head="pool", types=SHORT
+    "MaxPoolWithArgmaxV1", aten.max_pool2d_with_indices, slice(1, 3), anchor="pool", types=SHORT
 )
 
 
 _max_pool("MaxPool3DWithArgmaxV2", aten.max_pool3d_with_indices, slice(-3, None))
 
 
-def _max_pool_grad(op: Op) -> Kernel:
+def _max_pool_grad(op: Op) -> TorchKernel:
     options = (*_max_options(op, slice(1, 3)), op.attr("ceil_mode"))
     return lambda x, grad, positions: aten.max_pool2d_with_indices_backward(
         grad, x, *options, positions.long()
@@ -104,12 +114,12 @@ def _average_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), _over_windows(op.shape("x"), options, op.attr("ceil_mode")))
 
 
-def _average(op: Op) -> Kernel:
+def _average(op: Op) -> TorchKernel:
     options = _average_options(op)
     return lambda x, out=None: _nn.avg_pool2d(x, *options, out=out)
 
 
-def _average_grad(op: Op) -> Kernel:
+def _average_grad(op: Op) -> TorchKernel:
     options, size = _average_options(op), op.ints("orig_input_shape")
 
     def run(grad: torch.Tensor) -> torch.Tensor:
@@ -119,11 +129,13 @@ def _average_grad(op: Op) -> Kernel:
     return run
 
 
-add_row("AvgPoolV2", _average_rule, _average, out=True, head="pool", types=SHORT)
+add_row("AvgPoolV2", _average_rule, _average, out=True, anchor="pool", types=SHORT)
 add_row(
-    "AvgPoolV2Grad", lambda op: Fact(op.dtype("input_grad"), op.ints("orig_input_shape")),
-    _average_grad, host=("orig_input_shape",),
-)  # fmt: skip
+    "AvgPoolV2Grad",
+    lambda op: Fact(op.dtype("input_grad"), op.ints("orig_input_shape")),
+    _average_grad,
+    host=("orig_input_shape",),
+)
 
 
 def _adaptive_grad(grad: torch.Tensor, size: list[int]) -> torch.Tensor:
@@ -134,22 +146,22 @@ add_row(
     "AdaptiveAvgPool2d",
     lambda op: Fact(op.dtype("x"), (*op.shape("x")[:-2], *op.attr("output_size"))),
     call(aten._adaptive_avg_pool2d, "output_size"),
-)  # fmt: skip
+)
 add_row(
     "AdaptiveAvgPool2dGrad",
     lambda op: Fact(op.dtype("input_grad"), tuple(op.attr("orig_input_shape"))),
     call(_adaptive_grad, "orig_input_shape"),
-)  # fmt: skip
+)
 
 
 # ---- resizing ----
 
 
-def _resized(port: str) -> Rule:
+def _resized(port: str) -> ShapeRule:
     return lambda op: Fact(op.dtype(port), (*op.shape(port)[:-2], *op.ints("size")))
 
 
-def _nearest_kernel(op: Op) -> Kernel:
+def _nearest_kernel(op: Op) -> TorchKernel:
     size = op.ints("size")
     if op.attr("align_corners"):
         raise ValueError(f"{op.node}: torch has no nearest neighbour with aligned corners")
@@ -158,7 +170,7 @@ def _nearest_kernel(op: Op) -> Kernel:
     return lambda x, out=None: _nn.upsample_nearest2d(x, size, out=out)
 
 
-def _nearest_grad(op: Op) -> Kernel:
+def _nearest_grad(op: Op) -> TorchKernel:
     shape = op.shape("grads")
     size = (*shape[:-2], *op.ints("size"))
     if op.attr("align_corners") or op.attr("half_pixel_centers"):
@@ -166,7 +178,7 @@ def _nearest_grad(op: Op) -> Kernel:
     return lambda grad: aten.upsample_nearest2d_backward(grad, shape[-2:], size)
 
 
-def _bilinear(op: Op) -> Kernel:
+def _bilinear(op: Op) -> TorchKernel:
     size, align = op.ints("size"), op.attr("align_corners")
     if not align and not op.attr("half_pixel_centers"):
         raise ValueError(f"{op.node}: torch has pixel centres or aligned corners, not neither")
@@ -179,14 +191,19 @@ def _other_centres(o: Op) -> str | None:
 
 
 @native(
-    "ResizeNearestNeighborV2", _resized("x"), _nearest_kernel, kind="move", declines=_other_centres,
-    host=("size",), out=True,
-)  # fmt: skip
+    "ResizeNearestNeighborV2",
+    _resized("x"),
+    _nearest_kernel,
+    kind="move",
+    declines=_other_centres,
+    host=("size",),
+    out=True,
+)
 def resize_nearest(o: LowerOp) -> Lowered:
     """Each element again as often as the sizes ask for."""
     x, shape = o.tensor("x"), o.out_shape()
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         near = [_nearest(o, place[d], x.shape[d], shape[d]) for d in (-2, -1)]
         return x.at([*place[:-2], *near])
 
@@ -255,7 +272,7 @@ def _pad_rule(op: Op, sign: int = 1) -> Fact:
     return Fact(op.dtype("x"), _padded(op.shape("x"), _paddings(op), sign))
 
 
-def _pad(op: Op) -> Kernel:
+def _pad(op: Op) -> TorchKernel:
     pads = _paddings(op)
     mode = op.attr("mode", "constant")
     if mode == "constant":
@@ -269,7 +286,7 @@ def _pad(op: Op) -> Kernel:
     return run
 
 
-def _constant_pad(pads: list[tuple[int, int]]) -> Kernel:
+def _constant_pad(pads: list[tuple[int, int]]) -> TorchKernel:
     """Fill, then copy what is left of `x`; a negative padding takes elements away."""
 
     def run(x: torch.Tensor, value: Any, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -305,7 +322,7 @@ def _spatial_pad(mode: str, pads: list[tuple[int, int]], backward: bool = False)
     return getattr(aten, f"{_PADS[mode]}_pad{count}d" + "_backward" * backward), flat
 
 
-def _pad_grad(op: Op) -> Kernel:
+def _pad_grad(op: Op) -> TorchKernel:
     fn, flat = _spatial_pad(op.attr("mode"), _paddings(op), backward=True)
     dims = _pad_rule(op, -1).shape
     return lambda grad: fn(grad, grad.new_empty(dims), flat)
@@ -324,13 +341,13 @@ def pad(o: LowerOp) -> Lowered:
     def tests(d: int, position: Index) -> list[Expr]:
         before, after = pads[d]
         found = []
-        if isinstance(before, Number) or before > 0:
+        if isinstance(before, GuardedInt) or before > 0:
             found.append(at_least(position, before))
-        if isinstance(after, Number) or after > 0:
+        if isinstance(after, GuardedInt) or after > 0:
             found.append(below(position, before + x.shape[d]))
         return found
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         inside = all_of([t for d, p in enumerate(place) for t in tests(d, p)])
         part = x.at([p + (0 - pads[d][0]) for d, p in enumerate(place)])
         if inside is None:

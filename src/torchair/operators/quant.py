@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, cast, op
-from torchair.codegen.numbers import FLOATS, Element
+from torchair.codegen.sizes import FLOATS, Element
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape, broadcast
 from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Op, Trait, add_row, call, native, of_type
+from torchair.operators.core import Op, TorchKernel, Trait, add_row, call, native, of_type
 from torchair.operators.loops import Lowered, LowerOp, elementwise
 from torchair.ops import quantised
 
@@ -31,7 +31,7 @@ def narrowed_byte(x: Expr) -> Expr:
     return narrowed(x, "i8")
 
 
-def _quant_of_one_scale(op: Op) -> Kernel:
+def _quant_of_one_scale(op: Op) -> TorchKernel:
     """AscendQuant: scale and offset are attributes; with `sqrt_mode` the scale counts twice."""
     if str(op.attr("round_mode")).lower() != "round":
         raise ValueError(f"{op.node}: only round_mode 'Round' is supported")
@@ -95,7 +95,7 @@ def _weight_product_rule(op: Op) -> Fact:
     return Fact(dtype, (*x[:-1], weight[-1]))
 
 
-def _weight_product(op: Op) -> Kernel:
+def _weight_product(op: Op) -> TorchKernel:
     turned, group = op.attr("transpose_weight"), op.attr("antiquant_group_size")
     if op.attr("transpose_x"):
         raise ValueError(f"{op.node}: transpose_x is not supported")
@@ -112,11 +112,18 @@ def _weight_product(op: Op) -> Kernel:
 
 
 add_row(
-    "QuantBatchMatmulV3", _product_rule,
-    call(_product, core.torch_type("dtype"), "transpose_x1", "transpose_x2"), Trait.CONTRACTION,
-    head="matmul", types=frozenset({"i8"}),
-)  # fmt: skip
+    "QuantBatchMatmulV3",
+    _product_rule,
+    call(_product, core.torch_type("dtype"), "transpose_x1", "transpose_x2"),
+    Trait.CONTRACTION,
+    anchor="matmul",
+    types=frozenset({"i8"}),
+)
 add_row(
-    "WeightQuantBatchMatmulV2", _weight_product_rule, _weight_product, Trait.CONTRACTION,
-    head="matmul", types=core.SHORT,
-)  # fmt: skip
+    "WeightQuantBatchMatmulV2",
+    _weight_product_rule,
+    _weight_product,
+    Trait.CONTRACTION,
+    anchor="matmul",
+    types=core.SHORT,
+)

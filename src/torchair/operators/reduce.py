@@ -12,13 +12,22 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, Reduction, cast, const, op, size
-from torchair.codegen.numbers import FLOATS, Element, Int, Number
+from torchair.codegen.sizes import FLOATS, Element, GuardedInt, Int
 from torchair.ge.dtypes import DataType, ge_to_torch
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Shape
 from torchair.operators import core, loops
 from torchair.operators import formulas as f
-from torchair.operators.core import ANY, NUMBERS, Kernel, Lowering, Op, add_row, call, reduced_shape
+from torchair.operators.core import (
+    ANY,
+    NUMBERS,
+    Lowering,
+    Op,
+    TorchKernel,
+    add_row,
+    call,
+    reduced_shape,
+)
 from torchair.operators.loops import LoopRule, Lowered, LowerOp, as_stored, elementwise, number
 
 REDUCTION = core.Trait.REDUCTION
@@ -47,7 +56,7 @@ def _reduced_dims(op: Op) -> Shape:
     return reduced_shape(op.shape("x"), _input_axes(op), op.attr("keep_dims"))
 
 
-def _reduction(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
+def _reduction(fn: Callable[..., Any]) -> Callable[[Op], TorchKernel]:
     def run(x: torch.Tensor, axes: tuple[int, ...], keep: bool, out: Any = None) -> torch.Tensor:
         return fn(x, axes, keep, out=out) if axes else _copy(x, out)
 
@@ -123,7 +132,8 @@ _Reduction = tuple[Callable[..., Any], LoopRule, frozenset[Element]]
 _REDUCTIONS: dict[str, _Reduction] = {
     "EuclideanNorm": (
         lambda x, axes, keep, out: torch.linalg.vector_norm(x, 2, axes, keep, out=out),
-        euclidean_norm, FLOATS,
+        euclidean_norm,
+        FLOATS,
     ),
     "ReduceAll": (torch.all, _truth("all"), ANY),
     "ReduceAny": (torch.any, _truth("any"), ANY),
@@ -135,14 +145,21 @@ _REDUCTIONS: dict[str, _Reduction] = {
     "ReduceProd": (_prod, _total("prod", inside={t: "f64" for t in FLOATS}), NUMBERS),
     "ReduceSum": (  # torch would widen integers
         lambda x, axes, keep, out: torch.sum(x, axes, keep, dtype=x.dtype, out=out),
-        _total("sum"), NUMBERS,
+        _total("sum"),
+        NUMBERS,
     ),
-}  # fmt: skip
+}
 for _name, (_fn, _rule, _types) in _REDUCTIONS.items():
     add_row(
-        _name, lambda op: Fact(op.dtype("x"), _reduced_dims(op)), _reduction(_fn), REDUCTION,
-        host=("axes",), out=True, loops=Lowering(_rule, "reduce", "x", _axes), types=_types,
-    )  # fmt: skip
+        _name,
+        lambda op: Fact(op.dtype("x"), _reduced_dims(op)),
+        _reduction(_fn),
+        REDUCTION,
+        host=("axes",),
+        out=True,
+        loops=Lowering(_rule, "reduce", "x", _axes),
+        types=_types,
+    )
 
 
 def _mean_with_cast_rule(op: Op) -> Fact:
@@ -150,7 +167,7 @@ def _mean_with_cast_rule(op: Op) -> Fact:
     return Fact(op.dtype("x") if dtype == DataType.DT_UNDEFINED else dtype, _reduced_dims(op))
 
 
-def _mean_with_cast(op: Op) -> Kernel:
+def _mean_with_cast(op: Op) -> TorchKernel:
     axes, keep = _input_axes(op), op.attr("keep_dims")
     dtype = ge_to_torch(_mean_with_cast_rule(op).dtype)
     if not axes:
@@ -163,9 +180,14 @@ def _no_mean(o: Op) -> str | None:
 
 
 add_row(
-    "ReduceMeanWithCast", _mean_with_cast_rule, _mean_with_cast, REDUCTION, host=("axes",),
-    out=True, loops=Lowering(reduce_mean, "reduce", "x", _axes, declines=_no_mean),
-)  # fmt: skip
+    "ReduceMeanWithCast",
+    _mean_with_cast_rule,
+    _mean_with_cast,
+    REDUCTION,
+    host=("axes",),
+    out=True,
+    loops=Lowering(reduce_mean, "reduce", "x", _axes, declines=_no_mean),
+)
 
 
 # ---- axes as an attribute; no axes: all are reduced ----
@@ -175,7 +197,7 @@ def _attr_axes(name: str) -> Callable[[Op], tuple[int, ...]]:
     return lambda o: f.axes_in(o.attr(name) or None, len(o.shape("x")))
 
 
-def _attr_rule(axes: str, keep: str, count: int) -> core.Rule:
+def _attr_rule(axes: str, keep: str, count: int) -> core.ShapeRule:
     def rule(op: Op) -> list[Fact]:
         dims = reduced_shape(op.shape("x"), _attr_axes(axes)(op), op.attr(keep))
         return [Fact(op.dtype("x"), dims) for _ in range(count)]
@@ -183,14 +205,14 @@ def _attr_rule(axes: str, keep: str, count: int) -> core.Rule:
     return rule
 
 
-def _lp_norm(op: Op) -> Kernel:
+def _lp_norm(op: Op) -> TorchKernel:
     p, axes, keep = op.attr("p"), _attr_axes("axes")(op), op.attr("keepdim")
     if abs(p) >= _INFINITE:
         p = math.copysign(math.inf, p)
     return lambda x, out=None: torch.linalg.vector_norm(x, p, axes, keep, out=out)
 
 
-def _std(op: Op) -> Kernel:
+def _std(op: Op) -> TorchKernel:
     options = dict(
         dim=_attr_axes("dim")(op), correction=op.attr("correction"), keepdim=op.attr("keepdim")
     )
@@ -204,7 +226,7 @@ def _std_rule(op: Op) -> list[Fact]:
     return [std, mean if op.attr("is_mean_out") else Fact(op.dtype("x"), (0,))]
 
 
-def _mean_variance(op: Op) -> Kernel:
+def _mean_variance(op: Op) -> TorchKernel:
     options = dict(dim=_attr_axes("axes")(op), correction=0, keepdim=op.attr("keep_dims"))
     return lambda x: torch.var_mean(x, **options)[::-1]
 
@@ -227,9 +249,16 @@ def _power_sum(p: float) -> tuple[Callable[[Expr], Expr], Reduction, Callable[[E
 
 
 @core.native(
-    "LpNormV2", _attr_rule("axes", "keepdim", 1), _lp_norm, REDUCTION, kind="reduce", domain="x",
-    reduces=_attr_axes("axes"), out=True, types=FLOATS,
-)  # fmt: skip
+    "LpNormV2",
+    _attr_rule("axes", "keepdim", 1),
+    _lp_norm,
+    REDUCTION,
+    kind="reduce",
+    domain="x",
+    reduces=_attr_axes("axes"),
+    out=True,
+    types=FLOATS,
+)
 def lp_norm(o: LowerOp) -> Lowered:
     """A vector norm of any order; of one element its absolute value, as torch has it, so that no
     square overflows."""
@@ -244,7 +273,7 @@ def lp_norm(o: LowerOp) -> Lowered:
 def _freedom(n: Int, correction: int) -> Expr:
     """Elements less the correction, never below zero."""
     left = n - correction
-    if isinstance(left, Number):
+    if isinstance(left, GuardedInt):
         return f.most(size(left), const(0, "i64"))
     return const(max(left, 0), "i64")
 
@@ -261,9 +290,15 @@ def _moments(o: LowerOp, axes: Sequence[int], correction: int) -> tuple[Lowered,
 
 
 @core.native(
-    "ReduceStdV2", _std_rule, _std, REDUCTION, kind="reduce", domain="x", reduces=_attr_axes("dim"),
+    "ReduceStdV2",
+    _std_rule,
+    _std,
+    REDUCTION,
+    kind="reduce",
+    domain="x",
+    reduces=_attr_axes("dim"),
     types=FLOATS,
-)  # fmt: skip
+)
 def reduce_std(o: LowerOp) -> list[Lowered | None]:
     """The deviation, and the mean where it is wanted."""
     axes, keep = _attr_axes("dim")(o), o.attr("keepdim")
@@ -277,9 +312,15 @@ def reduce_std(o: LowerOp) -> list[Lowered | None]:
 
 
 @core.native(
-    "ReduceMeanVariance", _attr_rule("axes", "keep_dims", 2), _mean_variance, REDUCTION,
-    kind="reduce", domain="x", reduces=_attr_axes("axes"), types=FLOATS,
-)  # fmt: skip
+    "ReduceMeanVariance",
+    _attr_rule("axes", "keep_dims", 2),
+    _mean_variance,
+    REDUCTION,
+    kind="reduce",
+    domain="x",
+    reduces=_attr_axes("axes"),
+    types=FLOATS,
+)
 def reduce_mean_variance(o: LowerOp) -> list[Lowered]:
     """Mean and variance of all elements, without correction."""
     axes, keep = _attr_axes("axes")(o), o.attr("keep_dims")
@@ -298,7 +339,7 @@ def _extreme_rule(op: Op) -> list[Fact]:
     return [Fact(INT64, dims), Fact(op.dtype("x"), dims)]
 
 
-def _extreme(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
+def _extreme(fn: Callable[..., Any]) -> Callable[[Op], TorchKernel]:
     def run(x: torch.Tensor, axis: int, keep: bool, out: Any = None) -> Any:
         values, positions = fn(x, axis, keep, out=out and (out[1], out[0]))
         return positions, values
@@ -316,7 +357,7 @@ def extreme(o: LowerOp, kind: Reduction, axes: tuple[int, ...]) -> tuple[Lowered
     (axis,) = axes
     best = o.reduce(kind, x, axes)
 
-    def candidate(place: loops.Place) -> Expr:
+    def candidate(place: loops.IndexTuple) -> Expr:
         here = x.at(place)
         kept = [Index() if d == axis else p for d, p in enumerate(place)]
         match = f.eq(here, best.at(kept))
@@ -340,13 +381,19 @@ def _extreme_loops(kind: Reduction, axis: Callable[[Op], Any]) -> Lowering:
 
 
 _EXTREMES: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
-    ("ArgMaxWithValue", torch.max, "max"), ("ArgMinWithValue", torch.min, "min"),
-)  # fmt: skip
+    ("ArgMaxWithValue", torch.max, "max"),
+    ("ArgMinWithValue", torch.min, "min"),
+)
 for _name, _fn, _kind in _EXTREMES:
     add_row(
-        _name, _extreme_rule, _extreme(_fn), REDUCTION, out=True, types=NUMBERS,
+        _name,
+        _extreme_rule,
+        _extreme(_fn),
+        REDUCTION,
+        out=True,
+        types=NUMBERS,
         loops=_extreme_loops(_kind, lambda o: o.attr("dimension")),
-    )  # fmt: skip
+    )
 
 
 def _position_rule(op: Op) -> Fact:
@@ -354,7 +401,7 @@ def _position_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), reduced_shape(op.shape("x"), axes, False))
 
 
-def _position(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
+def _position(fn: Callable[..., Any]) -> Callable[[Op], TorchKernel]:
     def run(x: torch.Tensor, axis: int, dtype: torch.dtype, out: Any = None) -> torch.Tensor:
         whole = dtype is torch.int64
         return fn(x, axis, out=out) if whole else _copy(fn(x, axis).to(dtype), out)
@@ -363,13 +410,20 @@ def _position(fn: Callable[..., Any]) -> Callable[[Op], Kernel]:
 
 
 _POSITIONS: tuple[tuple[str, Callable[..., Any], Reduction], ...] = (
-    ("ArgMaxV2", torch.argmax, "max"), ("ArgMin", torch.argmin, "min"),
-)  # fmt: skip
+    ("ArgMaxV2", torch.argmax, "max"),
+    ("ArgMin", torch.argmin, "min"),
+)
 for _name, _fn, _kind in _POSITIONS:
     add_row(
-        _name, _position_rule, _position(_fn), REDUCTION, host=("dimension",), out=True,
-        loops=_extreme_loops(_kind, lambda o: o.int("dimension")), types=NUMBERS,
-    )  # fmt: skip
+        _name,
+        _position_rule,
+        _position(_fn),
+        REDUCTION,
+        host=("dimension",),
+        out=True,
+        loops=_extreme_loops(_kind, lambda o: o.int("dimension")),
+        types=NUMBERS,
+    )
 
 
 # ---- order ----
@@ -382,7 +436,7 @@ def _top_rule(op: Op) -> list[Fact]:
     return [Fact(op.dtype("x"), tuple(dims)), Fact(INT64, tuple(dims))]
 
 
-def _sort(op: Op) -> Kernel:
+def _sort(op: Op) -> TorchKernel:
     options = dict(dim=op.attr("axis"), descending=op.attr("descending"), stable=op.attr("stable"))
     return lambda x, out=None: torch.sort(x, **options, out=out)
 
@@ -397,14 +451,14 @@ add_row(
 # ---- scans ----
 
 
-def _scan(fn: Callable[..., Any], start: int) -> Callable[[Op], Kernel]:
+def _scan(fn: Callable[..., Any], start: int) -> Callable[[Op], TorchKernel]:
     def run(x: Any, axis: int, exclusive: bool, reverse: bool, out: Any = None) -> torch.Tensor:
         if not exclusive and not reverse:
             return fn(x, axis, dtype=x.dtype, out=out)
         x = x.flip(axis) if reverse else x
         if exclusive:
-            head = torch.full_like(x.narrow(axis, 0, 1), start)
-            x = torch.cat([head, x.narrow(axis, 0, x.shape[axis] - 1)], axis)
+            anchor = torch.full_like(x.narrow(axis, 0, 1), start)
+            x = torch.cat([anchor, x.narrow(axis, 0, x.shape[axis] - 1)], axis)
         x = fn(x, axis, dtype=x.dtype)
         return _copy(x.flip(axis) if reverse else x, out)
 

@@ -17,9 +17,11 @@ _HOST_SIZE = 64
 
 
 def interpret(
-    graph: Graph, inputs: Sequence[torch.Tensor],
-    watch: Callable[[Node, Sequence[torch.Tensor]], None] | None = None, device: str = "cpu",
-) -> list[torch.Tensor]:  # fmt: skip
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    watch: Callable[[Node, Sequence[torch.Tensor]], None] | None = None,
+    device: str = "cpu",
+) -> list[torch.Tensor]:
     """Outputs of the graph for inputs in `index` order, computed on `device`. `watch` sees every
     node's results."""
     env: dict[Value, torch.Tensor] = {}

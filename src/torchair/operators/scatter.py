@@ -23,7 +23,7 @@ from torchair.operators.core import (
     update,
 )
 from torchair.operators.index import Points, indexed_shape, inside, not_positions, spread, wide
-from torchair.operators.loops import Lowered, LowerOp, Place, Update, elementwise, unflattened
+from torchair.operators.loops import IndexTuple, Lowered, LowerOp, Update, elementwise, unflattened
 from torchair.operators.shape import LAYOUT
 
 WRITES = Trait.WRITES_FIRST
@@ -49,15 +49,22 @@ _COPIED = [f"{side}_{part}" for side in ("dst", "src") for part in LAYOUT]
 
 
 @native(
-    "ViewCopy", same_as("dst"), update(_view_copy, *map(ints, _COPIED[:4])), WRITES, kind="update",
-    domain="src", declines=_view_copy_declines, host=_COPIED, out=True,
-)  # fmt: skip
+    "ViewCopy",
+    same_as("dst"),
+    update(_view_copy, *map(ints, _COPIED[:4])),
+    WRITES,
+    kind="update",
+    domain="src",
+    declines=_view_copy_declines,
+    host=_COPIED,
+    out=True,
+)
 def view_copy(o: LowerOp) -> Update:
     """Elements written where sizes and strides over the contiguous order of `dst` say."""
     dst, src = o.tensor("dst"), o.tensor("src")
     dims, strides = o.ints("dst_size"), o.ints("dst_stride")
 
-    def place(index: Place) -> Place:
+    def place(index: IndexTuple) -> IndexTuple:
         point = unflattened(loops.flattened(index, src.shape), dims, o.extents) if dims else []
         flat = Index(offset=o.int("dst_storage_offset"))
         for position, stride in zip(point, strides, strict=True):
@@ -87,10 +94,16 @@ def _index_put_declines(o: Op) -> str | None:
 
 
 @native(
-    "IndexPutV2", same_as("x"), update(_index_put, ints("indexed_sizes"), "accumulate"), WRITES,
-    kind="update", domain="value", declines=_index_put_declines,
-    host=("indexed_sizes", "indexed_strides"), out=True,
-)  # fmt: skip
+    "IndexPutV2",
+    same_as("x"),
+    update(_index_put, ints("indexed_sizes"), "accumulate"),
+    WRITES,
+    kind="update",
+    domain="value",
+    declines=_index_put_declines,
+    host=("indexed_sizes", "indexed_strides"),
+    out=True,
+)
 def index_put(o: LowerOp) -> Update:
     """Values written at the points that index tensors name. Where points meet, one of them stays:
     as in torch, which one is not said."""
@@ -127,16 +140,22 @@ def _scatter_declines(o: Op) -> str | None:
 
 
 @native(
-    "ScatterElements", same_as("data"), update(_scatter, "axis", "reduction"), WRITES,
-    kind="update", domain="indices", declines=_scatter_declines, out=True,
-)  # fmt: skip
+    "ScatterElements",
+    same_as("data"),
+    update(_scatter, "axis", "reduction"),
+    WRITES,
+    kind="update",
+    domain="indices",
+    declines=_scatter_declines,
+    out=True,
+)
 def scatter_elements(o: LowerOp) -> Update:
     """Elements written where an index says along one dim."""
     data, indices, updates = o.tensor("data"), o.tensor("indices"), o.tensor("updates")
     dim = o.attr("axis") % data.rank
     positions = elementwise(wide, indices, dtype="i64")
 
-    def place(index: Place) -> Place:
+    def place(index: IndexTuple) -> IndexTuple:
         return tuple(at_value(positions.at(index)) if d == dim else p for d, p in enumerate(index))
 
     value = Lowered(indices.shape, updates.dtype, updates.at)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, cast, const
-from torchair.codegen.numbers import Int, value_of
+from torchair.codegen.sizes import Int, value_of
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Fact
@@ -18,7 +18,7 @@ from torchair.ge.shapes import Dim, Shape, is_static, numel
 from torchair.operators import core
 from torchair.operators.core import Lowering, Op, Trait, add_row, axes_of, call, native, of_type
 from torchair.operators.formulas import dropped, of_elements
-from torchair.operators.loops import Lowered, LowerOp, Place, flattened, is_one, unflattened
+from torchair.operators.loops import IndexTuple, Lowered, LowerOp, flattened, is_one, unflattened
 
 VIEW = Trait.VIEW
 
@@ -54,9 +54,10 @@ def _shape_rule(op: Op) -> Fact:
 
 
 add_row(
-    "Shape", _shape_rule,
+    "Shape",
+    _shape_rule,
     call(lambda x, dtype: torch.tensor(x.shape, dtype=ge_to_torch(dtype)), "dtype"),
-)  # fmt: skip
+)
 
 
 def _product_rule(op: Op) -> Fact:
@@ -73,7 +74,7 @@ add_row("ReduceProdD", _product_rule, call(lambda x: torch.prod(x, dtype=x.dtype
 # ---- reshape family: kernels ask for methods, which what stands for a tensor has too ----
 
 
-def _method(name: str, port: str) -> Callable[[Op], core.Kernel]:
+def _method(name: str, port: str) -> Callable[[Op], core.TorchKernel]:
     return call(lambda x, numbers: getattr(x, name)(numbers), core.ints(port))
 
 
@@ -134,7 +135,7 @@ def reshape(o: LowerOp) -> Lowered:
         if math.prod(x.shape[d] for d in old) != math.prod(shape[d] for d in new):
             raise ValueError("a reshape to another number of elements")
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         source = [Index()] * x.rank
         for old, new in runs:
             flat = flattened([place[d] for d in new], [shape[d] for d in new])
@@ -233,7 +234,7 @@ def broadcast_to(o: LowerOp) -> Lowered:
         is_one(n) or (n != m and n == 1) for n, m in zip(x.shape, shape[lead:], strict=True)
     ]
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         tail = place[lead:]
         return x.at([Index() if r else p for r, p in zip(repeated, tail, strict=True)])
 
@@ -256,9 +257,12 @@ def _as_strided(x: torch.Tensor, size: Any, stride: Any, offset: Sequence[int]) 
 
 LAYOUT = ("size", "stride", "storage_offset")
 add_row(
-    "AsStrided", lambda op: Fact(op.dtype("x"), op.ints("size")),
-    call(_as_strided, *map(core.ints, LAYOUT)), VIEW, host=LAYOUT,
-)  # fmt: skip
+    "AsStrided",
+    lambda op: Fact(op.dtype("x"), op.ints("size")),
+    call(_as_strided, *map(core.ints, LAYOUT)),
+    VIEW,
+    host=LAYOUT,
+)
 
 
 def _bitcast_rule(op: Op) -> Fact:
@@ -269,9 +273,11 @@ def _bitcast_rule(op: Op) -> Fact:
 
 
 add_row(
-    "Bitcast", _bitcast_rule,
-    call(lambda x, target: x.view(target), core.torch_type("type")), VIEW,
-)  # fmt: skip
+    "Bitcast",
+    _bitcast_rule,
+    call(lambda x, target: x.view(target), core.torch_type("type")),
+    VIEW,
+)
 
 
 # ---- complex numbers as pairs ----

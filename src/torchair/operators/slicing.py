@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from torchair.codegen.loops import Expr, Index, cast
-from torchair.codegen.numbers import Int, Number, register_type
+from torchair.codegen.sizes import GuardedInt, Int, register_type
 from torchair.errors import MissingHostValue
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
-from torchair.operators.core import Kernel, Op, Trait, call, ints, native, same_as, update
+from torchair.operators.core import Op, TorchKernel, Trait, call, ints, native, same_as, update
 from torchair.operators.formulas import Joined, replaced
-from torchair.operators.loops import Lowered, LowerOp, Place, Update, is_one, split
+from torchair.operators.loops import IndexTuple, Lowered, LowerOp, Update, is_one, split
 
 aten = torch.ops.aten
 VIEW = Trait.VIEW
@@ -40,7 +40,7 @@ def _pack_rule(op: Op) -> Fact:
 
 
 def _joined(
-    o: LowerOp, axis: int, sizes: Sequence[Int], at: Callable[[Lowered, Place], Expr]
+    o: LowerOp, axis: int, sizes: Sequence[Int], at: Callable[[Lowered, IndexTuple], Expr]
 ) -> Lowered:
     parts, wide = o.tensors("x"), register_type(o.out_dtype())
     pieces = Joined(axis, sizes, lambda k, place: cast(at(parts[k], place), wide))
@@ -69,7 +69,7 @@ def _concat_rule(op: Op) -> Fact:
     return Fact(facts[0].dtype, dims, content)
 
 
-def _concat(op: Op) -> Kernel:
+def _concat(op: Op) -> TorchKernel:
     axis = op.int("concat_dim")
     if any(f.shape == () for f in op.list("x")):
         return lambda xs, out=None: torch.cat([torch.atleast_1d(x) for x in xs], axis, out=out)
@@ -82,9 +82,14 @@ def _ranks_differ(o: Op) -> str | None:
 
 
 @native(
-    "ConcatV2", _concat_rule, _concat, kind="move", declines=_ranks_differ, host=("concat_dim",),
+    "ConcatV2",
+    _concat_rule,
+    _concat,
+    kind="move",
+    declines=_ranks_differ,
+    host=("concat_dim",),
     out=True,
-)  # fmt: skip
+)
 def concat(o: LowerOp) -> Lowered:
     """Operands one after the other; a scalar counts as one element."""
     axis = o.int("concat_dim") % len(o.out_shape())
@@ -116,9 +121,13 @@ def _shifted(x: Lowered, shape: Sequence[Int], axis: int, start: Int) -> Lowered
 
 
 @native(
-    "SplitV", _split_rule, call(lambda x, parts: x.split(parts[1], parts[0]), _split_sizes), VIEW,
-    kind="move", host=("size_splits", "split_dim"),
-)  # fmt: skip
+    "SplitV",
+    _split_rule,
+    call(lambda x, parts: x.split(parts[1], parts[0]), _split_sizes),
+    VIEW,
+    kind="move",
+    host=("size_splits", "split_dim"),
+)
 def split_parts(o: LowerOp) -> list[Lowered]:
     """Parts of given sizes."""
     x, (axis, sizes) = o.tensor("x"), _split_sizes(o)
@@ -224,13 +233,13 @@ def _start(begin: Int, n: Int) -> Int:
     return from_end if from_end >= 0 else 0
 
 
-def _source(o: Op, x: Lowered) -> Callable[[Place], Place]:
+def _source(o: Op, x: Lowered) -> Callable[[IndexTuple], IndexTuple]:
     """The place in the sliced tensor that a place in the slice means."""
     starts: dict[int, tuple[Int, int]] = {}
     for axis, begin, _, step in _ranges(o):
         starts[axis % x.rank] = _start(begin, x.shape[axis]), step
 
-    def place(index: Place) -> Place:
+    def place(index: IndexTuple) -> IndexTuple:
         found = list(index)
         for axis, (start, step) in starts.items():
             found[axis] = index[axis] * step + start if step != 1 else index[axis] + start
@@ -240,13 +249,23 @@ def _source(o: Op, x: Lowered) -> Callable[[Place], Place]:
 
 
 @native(
-    "StridedSlice", _slice_rule, call(sliced, _ranges), VIEW, kind="move", declines=_has_masks,
+    "StridedSlice",
+    _slice_rule,
+    call(sliced, _ranges),
+    VIEW,
+    kind="move",
+    declines=_has_masks,
     host=_BOUNDS,
-)  # fmt: skip
+)
 @native(
-    "StridedSliceV2", _slice_rule, call(sliced, _ranges), VIEW, kind="move", declines=_has_masks,
+    "StridedSliceV2",
+    _slice_rule,
+    call(sliced, _ranges),
+    VIEW,
+    kind="move",
+    declines=_has_masks,
     host=("axes", *_BOUNDS),
-)  # fmt: skip
+)
 def strided_slice(o: LowerOp) -> Lowered:
     """Every so many elements between two bounds."""
     x = o.tensor("x")
@@ -262,11 +281,16 @@ def _assign_declines(o: Op) -> str | None:
 
 
 @native(
-    "StridedSliceAssign", same_as("var"),
+    "StridedSliceAssign",
+    same_as("var"),
     update(lambda var, value, ranges: sliced(var, ranges).copy_(value), _ranges),
-    Trait.WRITES_FIRST, kind="update", domain="input_value", declines=_assign_declines,
-    host=_BOUNDS, out=True,
-)  # fmt: skip
+    Trait.WRITES_FIRST,
+    kind="update",
+    domain="input_value",
+    declines=_assign_declines,
+    host=_BOUNDS,
+    out=True,
+)
 def _overwritten(o: LowerOp) -> Update:
     return Update(o.tensor("input_value"), _source(o, o.tensor("var")))
 
@@ -301,7 +325,7 @@ def tile(o: LowerOp) -> Lowered:
     lead = len(times) - x.rank
 
     def once(d: int, position: Index) -> Index:
-        if not isinstance(times[lead + d], Number) and times[lead + d] == 1:
+        if not isinstance(times[lead + d], GuardedInt) and times[lead + d] == 1:
             return position
         return Index() if is_one(x.shape[d]) else split(position, x.shape[d], o.extents)[1]
 
@@ -316,7 +340,7 @@ def reverse(o: LowerOp) -> Lowered:
     x = o.tensor("x")
     axes = {a % x.rank for a in o.ints("axis")} if x.rank else set()
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         return x.at([p * -1 + (x.shape[d] - 1) if d in axes else p for d, p in enumerate(place)])
 
     return Lowered(x.shape, x.dtype, element)
@@ -341,7 +365,7 @@ def _rolled(x: Lowered, axis: int, shift: int) -> Lowered:
         return x
     first: Int = (n * abs(shift) + shift) % n
 
-    def read(k: int, place: Place) -> Expr:
+    def read(k: int, place: IndexTuple) -> Expr:
         return x.at(replaced(place, axis, place[axis] + (n - first)) if k == 0 else place)
 
     return Lowered(x.shape, x.dtype, Joined(axis, [first, n - first], read).element)

@@ -16,7 +16,13 @@ from torchair.ops.streams import (
 )
 
 __all__ = [
-    "npu_create_tagged_event", "npu_fused_infer_attention_score",
-    "npu_fused_infer_attention_score_v2", "npu_print", "npu_record_tagged_stream",
-    "npu_tagged_event_record", "npu_tagged_event_wait", "record", "wait",
-]  # fmt: skip
+    "npu_create_tagged_event",
+    "npu_fused_infer_attention_score",
+    "npu_fused_infer_attention_score_v2",
+    "npu_print",
+    "npu_record_tagged_stream",
+    "npu_tagged_event_record",
+    "npu_tagged_event_wait",
+    "record",
+    "wait",
+]

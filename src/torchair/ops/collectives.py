@@ -68,9 +68,13 @@ def _pieces(x: torch.Tensor, counts: Sequence[int], starts: Sequence[int]) -> li
 
 
 def _broadcast(
-    self: torch.Tensor, src: int | None, tag: str, ranks: list[int], group_size: int,
+    self: torch.Tensor,
+    src: int | None,
+    tag: str,
+    ranks: list[int],
+    group_size: int,
     group_src: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     made = self.clone(memory_format=torch.contiguous_format)
     root = group_rank(src, group_src, ranks)
     dist.broadcast(made, group=process_group(tag, ranks), group_src=root)
@@ -85,9 +89,12 @@ def _empties(tensor_list: Sequence[torch.Tensor], group_size: int) -> list[torch
 
 
 def _allgather(
-    tensor_list: list[torch.Tensor], input: torch.Tensor, tag: str, ranks: list[int],
+    tensor_list: list[torch.Tensor],
+    input: torch.Tensor,
+    tag: str,
+    ranks: list[int],
     group_size: int,
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[torch.Tensor]:
     """All members, of equal dims or not: one broadcast for each."""
     made, group = _empties(tensor_list, group_size), process_group(tag, ranks)
     made[dist.get_rank(group)].copy_(input)
@@ -118,8 +125,11 @@ def gather_uneven(
 
 
 def exchange(
-    x: torch.Tensor, sent: tuple[Sequence[int], Sequence[int]], received: Sequence[int], group: Any,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    sent: tuple[Sequence[int], Sequence[int]],
+    received: Sequence[int],
+    group: Any,
+) -> torch.Tensor:
     """What all members have for this one. `sent` are counts and places of what goes to each."""
     made = _rows(x, sum(received))
     flat = torch.cat(_pieces(x, *sent))
@@ -145,17 +155,27 @@ REDUCTIONS["prod"] = dist.ReduceOp.PRODUCT
 
 
 def _send(
-    self: torch.Tensor, dst: int | None, ranks: list[int], pg_tag: str, tag: int,
-    group_dst: int | None, shape: list[int],
-) -> None:  # fmt: skip
+    self: torch.Tensor,
+    dst: int | None,
+    ranks: list[int],
+    pg_tag: str,
+    tag: int,
+    group_dst: int | None,
+    shape: list[int],
+) -> None:
     peer = group_rank(dst, group_dst, ranks)
     dist.send(self.contiguous(), group=process_group(pg_tag, ranks), tag=tag, group_dst=peer)
 
 
 def _recv(
-    self: torch.Tensor, src: int | None, ranks: list[int], pg_tag: str, tag: int,
-    group_src: int | None, shape: list[int],
-) -> torch.Tensor:  # fmt: skip
+    self: torch.Tensor,
+    src: int | None,
+    ranks: list[int],
+    pg_tag: str,
+    tag: int,
+    group_src: int | None,
+    shape: list[int],
+) -> torch.Tensor:
     made = self.new_empty(tuple(shape))
     peer = group_rank(src, group_src, ranks)
     dist.recv(made, group=process_group(pg_tag, ranks), tag=tag, group_src=peer)
@@ -164,36 +184,64 @@ def _recv(
 
 _GROUP = "str tag, int[] ranks, int group_size"
 _OPERATORS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
-    (f"broadcast(Tensor self, int? src, {_GROUP}, int? group_src=None) -> Tensor", _broadcast,
-     lambda self, *group: torch.empty_like(self, memory_format=torch.contiguous_format)),
-    (f"allgather(Tensor[] tensor_list, Tensor input, {_GROUP}) -> Tensor[]", _allgather,
-     lambda tensor_list, input, tag, ranks, group_size: _empties(tensor_list, group_size)),
-    (f"allgather_in_tensor(Tensor out, Tensor input, {_GROUP}) -> Tensor",
-     lambda out, *rest: _gathered(out.shape, *rest),
-     lambda out, input, *group: input.new_empty(out.shape)),
-    (f"_allgather_in_tensor_shape(SymInt[] output_size, Tensor input, {_GROUP}) -> Tensor",
-     _gathered, lambda size, input, *group: input.new_empty(size)),
-    ("allgather_in_tensor_uneven(Tensor input, SymInt send_count, SymInt[] recv_counts, "
-     "str tag, int[] rank_list, int group_size, SymInt[] recv_displacements) -> Tensor",
-     lambda input, count, counts, tag, ranks, size, starts: gather_uneven(
-         input, counts, starts, process_group(tag, ranks)),
-     lambda input, count, counts, *group: _rows(input, sum(counts))),
-    ("all_to_all_single_npu(Tensor input, SymInt[] send_counts, SymInt[] send_displacements, "
-     f"SymInt[] recv_counts, SymInt[] recv_displacements, {_GROUP}) -> Tensor",
-     lambda input, counts, starts, received, _, tag, ranks, size: exchange(
-         input, (counts, starts), received, process_group(tag, ranks)),
-     lambda input, counts, starts, received, *group: _rows(input, sum(received))),
-    ("reduce_scatter_tensor_uneven(Tensor input, str reduce_op, SymInt[] send_counts, "
-     "SymInt[] send_displacements, SymInt recv_count, str tag, int[] rank_list, "
-     "int group_size) -> Tensor",
-     lambda input, op, counts, starts, count, tag, ranks, size: reduce_uneven(
-         input, op, (counts, starts), process_group(tag, ranks)),
-     lambda input, op, counts, starts, count, *group: _rows(input, count)),
-    ("_send(Tensor self, int? dst, int[] ranks, str pg_tag, int tag, int? group_dst, "
-     "int[] shape) -> ()", _send, lambda *args: None),  # what is sent leaves nothing behind
-    ("_recv(Tensor self, int? src, int[] ranks, str pg_tag, int tag, int? group_src, "
-     "int[] shape) -> Tensor", _recv, lambda self, *where: self.new_empty(where[-1])),
-)  # fmt: skip
+    (
+        f"broadcast(Tensor self, int? src, {_GROUP}, int? group_src=None) -> Tensor",
+        _broadcast,
+        lambda self, *group: torch.empty_like(self, memory_format=torch.contiguous_format),
+    ),
+    (
+        f"allgather(Tensor[] tensor_list, Tensor input, {_GROUP}) -> Tensor[]",
+        _allgather,
+        lambda tensor_list, input, tag, ranks, group_size: _empties(tensor_list, group_size),
+    ),
+    (
+        f"allgather_in_tensor(Tensor out, Tensor input, {_GROUP}) -> Tensor",
+        lambda out, *rest: _gathered(out.shape, *rest),
+        lambda out, input, *group: input.new_empty(out.shape),
+    ),
+    (
+        f"_allgather_in_tensor_shape(SymInt[] output_size, Tensor input, {_GROUP}) -> Tensor",
+        _gathered,
+        lambda size, input, *group: input.new_empty(size),
+    ),
+    (
+        "allgather_in_tensor_uneven(Tensor input, SymInt send_count, SymInt[] recv_counts, "
+        "str tag, int[] rank_list, int group_size, SymInt[] recv_displacements) -> Tensor",
+        lambda input, count, counts, tag, ranks, size, starts: gather_uneven(
+            input, counts, starts, process_group(tag, ranks)
+        ),
+        lambda input, count, counts, *group: _rows(input, sum(counts)),
+    ),
+    (
+        "all_to_all_single_npu(Tensor input, SymInt[] send_counts, SymInt[] send_displacements, "
+        f"SymInt[] recv_counts, SymInt[] recv_displacements, {_GROUP}) -> Tensor",
+        lambda input, counts, starts, received, _, tag, ranks, size: exchange(
+            input, (counts, starts), received, process_group(tag, ranks)
+        ),
+        lambda input, counts, starts, received, *group: _rows(input, sum(received)),
+    ),
+    (
+        "reduce_scatter_tensor_uneven(Tensor input, str reduce_op, SymInt[] send_counts, "
+        "SymInt[] send_displacements, SymInt recv_count, str tag, int[] rank_list, "
+        "int group_size) -> Tensor",
+        lambda input, op, counts, starts, count, tag, ranks, size: reduce_uneven(
+            input, op, (counts, starts), process_group(tag, ranks)
+        ),
+        lambda input, op, counts, starts, count, *group: _rows(input, count),
+    ),
+    (
+        "_send(Tensor self, int? dst, int[] ranks, str pg_tag, int tag, int? group_dst, "
+        "int[] shape) -> ()",
+        _send,
+        lambda *args: None,
+    ),  # what is sent leaves nothing behind
+    (
+        "_recv(Tensor self, int? src, int[] ranks, str pg_tag, int tag, int? group_src, "
+        "int[] shape) -> Tensor",
+        _recv,
+        lambda self, *where: self.new_empty(where[-1]),
+    ),
+)
 
 for _schema, _kernel, _fake in _OPERATORS:
     _name = _schema.partition("(")[0]

@@ -61,18 +61,23 @@ def _width(x: torch.Tensor) -> Any:
 
 
 def npu_broadcast(
-    tensor: torch.Tensor, src: int | None = None, group: Any = None, async_op: bool = False,
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
     group_src: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """`torch.distributed.broadcast`"""
     tag, ranks = _members(group, async_op)
     tensor.copy_(_define.broadcast(tensor, src, tag, ranks, len(ranks), group_src))
 
 
 def npu_all_to_all(
-    output_tensor_list: list[torch.Tensor], input_tensor_list: list[torch.Tensor],
-    group: Any = None, async_op: bool = False,
-) -> None:  # fmt: skip
+    output_tensor_list: list[torch.Tensor],
+    input_tensor_list: list[torch.Tensor],
+    group: Any = None,
+    async_op: bool = False,
+) -> None:
     """`torch.distributed.all_to_all`"""
     tag, ranks = _members(group, async_op)
     send = [t.numel() for t in input_tensor_list]
@@ -84,9 +89,13 @@ def npu_all_to_all(
 
 
 def npu_all_to_all_single(
-    output: torch.Tensor, input: torch.Tensor, output_split_sizes: list[int] | None = None,
-    input_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
-) -> None:  # fmt: skip
+    output: torch.Tensor,
+    input: torch.Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> None:
     """`torch.distributed.all_to_all_single`"""
     tag, ranks = _members(group, async_op)
     send = _counts(input, input_split_sizes, len(ranks))
@@ -100,18 +109,24 @@ def _exchanged(x: Any, send: list[Any], receive: list[Any], tag: str, ranks: lis
 
 
 def npu_send(
-    tensor: torch.Tensor, dst: int | None = None, group: Any = None, tag: int = 0,
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: Any = None,
+    tag: int = 0,
     group_dst: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """`torch.distributed.send`"""
     group_tag, ranks = _members(group)
     _define._send(tensor, dst, ranks, group_tag, tag, group_dst, tensor.shape)
 
 
 def npu_recv(
-    tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0,
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
     group_src: int | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """`torch.distributed.recv`; the sender must be named"""
     group_tag, ranks = _members(group)
     assert src is not None or group_src is not None, "recv in a graph needs the rank of the sender"
@@ -120,9 +135,11 @@ def npu_recv(
 
 
 def npu_all_gather_into_tensor(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None,
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Any = None,
     async_op: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """`torch.distributed.all_gather_into_tensor`, with pieces one after the other or stacked"""
     tag, ranks = _members(group, async_op)
     size, shape = len(ranks), input_tensor.shape
@@ -155,9 +172,12 @@ def npu_all_reduce(
 
 
 def npu_all_gather_into_tensor_uneven(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor,
-    output_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
-) -> None:  # fmt: skip
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    output_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> None:
     """`torch_npu.distributed.all_gather_into_tensor_uneven`"""
     tag, ranks = _members(group, async_op)
     counts = _checked_counts(output_tensor, output_split_sizes, len(ranks))
@@ -168,9 +188,13 @@ def npu_all_gather_into_tensor_uneven(
 
 
 def npu_reduce_scatter_tensor_uneven(
-    output: torch.Tensor, input: torch.Tensor, input_split_sizes: list[int] | None = None,
-    op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False,
-) -> None:  # fmt: skip
+    output: torch.Tensor,
+    input: torch.Tensor,
+    input_split_sizes: list[int] | None = None,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> None:
     """`torch_npu.distributed.reduce_scatter_tensor_uneven`"""
     tag, ranks = _members(group, async_op)
     counts = _checked_counts(input, input_split_sizes, len(ranks))
@@ -181,6 +205,7 @@ def npu_reduce_scatter_tensor_uneven(
 
 
 # ---- how Dynamo gets to know ----
+
 
 def _by_name(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     return {function.__name__.removeprefix("npu_"): function for function in functions}
@@ -210,9 +235,13 @@ def teach_dynamo() -> None:
 # ---- patching, for code that torch does not remap ----
 
 _PATCHED = _by_name(
-    npu_all_reduce, npu_all_gather, npu_all_gather_into_tensor, npu_broadcast,
-    npu_all_to_all_single, npu_all_to_all,
-)  # fmt: skip
+    npu_all_reduce,
+    npu_all_gather,
+    npu_all_gather_into_tensor,
+    npu_broadcast,
+    npu_all_to_all_single,
+    npu_all_to_all,
+)
 
 
 def patch_for_hcom() -> None:
@@ -220,8 +249,9 @@ def patch_for_hcom() -> None:
     graph the original runs. Current torch needs no patch, and says so."""
     warn_once(
         "patch_for_hcom is not needed, leave it out: this torch traces collectives as they are",
-        UserWarning, stacklevel=2,
-    )  # fmt: skip
+        UserWarning,
+        stacklevel=2,
+    )
     wanted: list[tuple[Any, str, Callable[..., Any]]] = [(dist, *row) for row in _PATCHED.items()]
     deepspeed = sys.modules.get("deepspeed.comm")
     wanted += [(deepspeed, n, npu_all_reduce) for n in ("all_reduce", "inference_all_reduce")]

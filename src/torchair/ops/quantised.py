@@ -79,9 +79,12 @@ def finished(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def dequantized_weight(
-    weight: Tensor, scale: Tensor, offset: Tensor | None, group: int = 0,
+    weight: Tensor,
+    scale: Tensor,
+    offset: Tensor | None,
+    group: int = 0,
     kind: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(weight + offset) * scale in a wide type, with rows of scales for groups of features."""
     values = weight.to(kind)
     parts = [scale_values(scale).to(kind), None if offset is None else offset.to(kind)]
@@ -98,9 +101,14 @@ def dequantized_weight(
 
 
 def quant_matmul(
-    x1: Tensor, x2: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None,
-    pertoken_scale: Tensor | None, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    offset: Tensor | None,
+    bias: Tensor | None,
+    pertoken_scale: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
     """(x1 @ x2 + bias) * scale * pertoken_scale + offset; a bias that is no integer is added to
     the scaled product. An int32 result is not scaled."""
     x1 = unpack_int4(x1) if x1.dtype == torch.int32 else x1
@@ -142,10 +150,15 @@ def check_groups(features: Any, scale: Tensor, group: int) -> None:
 
 
 def weight_quant_matmul(
-    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
-    quant_scale: Tensor | None = None, quant_offset: Tensor | None = None,
-    bias: Tensor | None = None, group: int = 0,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    quant_offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    group: int = 0,
+) -> Tensor:
     """x @ ((weight + offset) * scale) + bias, as int8 if `quant_scale` is given. A GPU multiplies
     in the type of x, by a library that adds up in float32."""
     unpacked, kind = unpacked_weight(weight, x.shape[-1]), wide(x.dtype)

@@ -13,9 +13,13 @@ import torch
 from torchair.labels import STREAM_LABEL, STREAM_PRIORITY
 
 __all__ = [
-    "data_dump", "limit_core_num", "npu_stream_switch", "npu_wait_tensor", "op_never_timeout",
+    "data_dump",
+    "limit_core_num",
+    "npu_stream_switch",
+    "npu_wait_tensor",
+    "op_never_timeout",
     "super_kernel",
-]  # fmt: skip
+]
 
 
 class Block:

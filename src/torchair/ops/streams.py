@@ -149,9 +149,13 @@ def wait_for_marks(x: Sequence[torch.Tensor]) -> None:
 
 
 def wait_stream(
-    stream_id: str, device_index: str, device_type: str,
-    other_id: str, other_index: str, other_type: str,
-) -> None:  # fmt: skip
+    stream_id: str,
+    device_index: str,
+    device_type: str,
+    other_id: str,
+    other_index: str,
+    other_type: str,
+) -> None:
     """Let one stream wait for all that was issued on another."""
     stream = _stream(stream_id, device_index, device_type)
     if stream is not None:

@@ -25,7 +25,7 @@ from torchair.devices.base import GraphCall
 from torchair.engine.inspect.timeline import Slice, recorder, row_name
 from torchair.engine.plan.records import Plan, Step, flat_slots
 from torchair.explanation.api import engine_call
-from torchair.explanation.units import LOADED, Rates, UnitRow, rates, unit_rows
+from torchair.explanation.units import LOADED, MachineRates, UnitRow, rates, unit_rows
 from torchair.fallbacks import Fallback, note
 from torchair.fx.source import last_frame, model_name, module_path
 from torchair.ge.graph import Node, topological
@@ -52,7 +52,7 @@ class SeenGraph:
     plan: Plan | None = None
     slices: list[Slice] = field(default_factory=list)
     units: list[UnitRow] = field(default_factory=list)
-    rates: Rates | None = None  # what the machine can do
+    rates: MachineRates | None = None  # what the machine can do
     others: float = 0.0  # cores that other processes kept busy while steps were timed
 
     def look(self, call: GraphCall, args: Sequence[Any]) -> None:
@@ -86,14 +86,21 @@ def graph_data(seen: SeenGraph) -> dict[str, Any]:
     nodes = list(seen.compilation.gm.graph.nodes)
     sources = Sources(nodes)
     made: dict[str, Any] = {
-        "name": seen.name, "model": model_name(nodes), "phase": seen.compilation.phase,
-        "mode": seen.mode, "note": seen.note,
+        "name": seen.name,
+        "model": model_name(nodes),
+        "phase": seen.compilation.phase,
+        "mode": seen.mode,
+        "note": seen.note,
         "source": sources.rows,
         "fx": [[_fx_line(n), sources.row_of(n)] for n in nodes],
         "arguments": {"fx": [k for k, n in enumerate(nodes) if n.op == "placeholder"], "ge": []},
-        "ge": [], "steps": [], "kernels": [], "memory": None, "timeline": None,
+        "ge": [],
+        "steps": [],
+        "kernels": [],
+        "memory": None,
+        "timeline": None,
         "passes": [_pass_row(c) for c in seen.changes],
-    }  # fmt: skip
+    }
     if seen.call is not None and seen.plan is not None:
         links = _Links(nodes, seen)
         kernels, kernel_of = kernel_rows(seen.plan)
@@ -182,15 +189,19 @@ class _Links:
         row = {
             "name": name if step.kind != "copy" else f"copy for {name}",
             "kind": "torch" if step.kind in ("out", "call", "late") else step.kind,
-            "ge": sorted(self._ge[n] for n in nodes if n in self._ge), "reads": reads,
-            "module": self._module(nodes), "kernel": kernel,
-        }  # fmt: skip
+            "ge": sorted(self._ge[n] for n in nodes if n in self._ge),
+            "reads": reads,
+            "module": self._module(nodes),
+            "kernel": kernel,
+        }
         unit = self._units.get(k)
         if unit is not None:
             row |= {
-                "why": unit.why, "us": round(unit.seconds * 1e6, 3), "bytes": unit.moved,
+                "why": unit.why,
+                "us": round(unit.seconds * 1e6, 3),
+                "bytes": unit.moved,
                 "operations": unit.operations,
-            }  # fmt: skip
+            }
         return row
 
     def _module(self, nodes: Sequence[Node]) -> str:
@@ -217,10 +228,14 @@ def _fx_line(node: fx.Node) -> str:
 
 def _pass_row(change: Change) -> dict[str, Any]:
     return {
-        "kind": change.kind, "name": change.name, "about": change.about,
-        "seconds": change.seconds, "before": change.nodes_before, "after": change.nodes_after,
+        "kind": change.kind,
+        "name": change.name,
+        "about": change.about,
+        "seconds": change.seconds,
+        "before": change.nodes_before,
+        "after": change.nodes_after,
         "lines": change.lines,
-    }  # fmt: skip
+    }
 
 
 _LONGEST = 120_000  # characters of one text of a kernel
@@ -233,23 +248,28 @@ def memory_picture(plan: Plan) -> dict[str, Any]:
     for k, step in enumerate(plan.steps):
         named = dict(zip(step.outs, step.made, strict=False))
         for slot in [*flat_slots(step.args), *step.outs]:
-            root = plan.place(slot)[0]
-            if root.offset < 0:
+            allocation = plan.place(slot)[0]
+            if allocation.offset < 0:
                 continue
-            box = buffers.setdefault(root.buffer, [[], [], k, k, root.offset, root.bytes])
+            box = buffers.setdefault(
+                allocation.buffer, [[], [], k, k, allocation.offset, allocation.bytes]
+            )
             box[3] = k
             if slot in step.outs:
                 box[0] += [named[slot].node.name] if slot in named else []
                 box[1].append(k)
     boxes = [[", ".join(names[:4]) or "copy", *rest] for names, *rest in buffers.values()]
     others: Counter[str] = Counter()
-    for root in plan.roots:
-        if root.offset < 0:
-            others[root.kind] += root.size
+    for allocation in plan.allocations:
+        if allocation.offset < 0:
+            others[allocation.kind] += allocation.size
     return {
-        "size": plan.arena_size, "floor": plan.arena_floor, "steps": len(plan.steps),
-        "boxes": boxes, "others": dict(others),
-    }  # fmt: skip
+        "size": plan.arena_size,
+        "floor": plan.arena_floor,
+        "steps": len(plan.steps),
+        "boxes": boxes,
+        "others": dict(others),
+    }
 
 
 def timeline_picture(plan: Plan, slices: Sequence[Slice]) -> dict[str, Any]:
@@ -306,7 +326,7 @@ _STEP = 4  # columns that the body of a function is indented by
 _HOMES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _NOT_THE_MODEL = tuple(f'"{home}{os.sep}' for home in _HOMES)
 
-Place = tuple[str, int]
+SourceLine = tuple[str, int]
 
 
 class Sources:
@@ -320,7 +340,7 @@ class Sources:
             if place is not None:
                 used.setdefault(place[0], set()).add(place[1])
         self.rows: list[list[str | int]] = []
-        self._row: dict[Place, int] = {}
+        self._row: dict[SourceLine, int] = {}
         for file, numbers in used.items():
             self._add(file, numbers)
 
@@ -358,7 +378,7 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def place_of(node: fx.Node) -> Place | None:
+def place_of(node: fx.Node) -> SourceLine | None:
     """File and line of the innermost frame of the model, which is not torch and not we."""
     found = _PLACE.match(last_frame(node, _NOT_THE_MODEL) or "")
     return (found[1], int(found[2])) if found is not None else None

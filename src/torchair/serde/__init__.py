@@ -63,9 +63,10 @@ def read_graph(path: FilePath, infer: Infer | None = None) -> Graph:
     kind = Path(path).suffix
     if kind not in _READERS:
         raise SerializationError(
-            f"a file named {kind or 'without extension'} is not read", file=path,
+            f"a file named {kind or 'without extension'} is not read",
+            file=path,
             hint="graphs are read from .py, .txt, .air, .om and .pb files",
-        )  # fmt: skip
+        )
     try:
         data = Path(path).read_bytes()
         content = data.decode() if kind in _TEXTS else data

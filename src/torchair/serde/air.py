@@ -191,9 +191,10 @@ def _check(memory: memoryview, payloads: Iterable[_Payload], path: Any) -> None:
         return
     if _checksum(_without(memory, payloads, end)) != memory[end + len(_MARK) :]:
         raise SerializationError(
-            "the file is damaged: its checksum is another one", file=path,
+            "the file is damaged: its checksum is another one",
+            file=path,
             hint="export the model again, or copy the file again",
-        )  # fmt: skip
+        )
 
 
 def _end(memory: memoryview) -> int | None:

@@ -98,20 +98,41 @@ _TYPES = (
 _ELEMENTS = frozenset(
     DataType[f"DT_{name}"]
     for name in (
-        "FLOAT", "FLOAT16", "BF16", "DOUBLE", "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8",
-        "UINT16", "UINT32", "UINT64", "COMPLEX32", "COMPLEX64", "COMPLEX128", "FLOAT8_E5M2",
-        "FLOAT8_E4M3FN", "FLOAT8_E8M0",
+        "FLOAT",
+        "FLOAT16",
+        "BF16",
+        "DOUBLE",
+        "BOOL",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "COMPLEX32",
+        "COMPLEX64",
+        "COMPLEX128",
+        "FLOAT8_E5M2",
+        "FLOAT8_E4M3FN",
+        "FLOAT8_E8M0",
     )
-)  # fmt: skip
+)
 """Types whose elements are whole bytes with a meaning in torch."""
 _BLOCKED = frozenset(
     f.value
     for f in (
-        Format.FORMAT_FRACTAL_Z, Format.FORMAT_NC1HWC0_C04, Format.FORMAT_NDC1HWC0,
-        Format.FORMAT_FRACTAL_Z_3D, Format.FORMAT_FRACTAL_NZ_C0_16, Format.FORMAT_FRACTAL_NZ_C0_2,
-        Format.FORMAT_FRACTAL_NZ_C0_4, Format.FORMAT_FRACTAL_NZ_C0_8,
+        Format.FORMAT_FRACTAL_Z,
+        Format.FORMAT_NC1HWC0_C04,
+        Format.FORMAT_NDC1HWC0,
+        Format.FORMAT_FRACTAL_Z_3D,
+        Format.FORMAT_FRACTAL_NZ_C0_16,
+        Format.FORMAT_FRACTAL_NZ_C0_2,
+        Format.FORMAT_FRACTAL_NZ_C0_4,
+        Format.FORMAT_FRACTAL_NZ_C0_8,
     )
-)  # fmt: skip
+)
 """Formats with dims in blocks that are not put together here."""
 
 # Fields of a tensor on each side: those of `OpInput` and of `OpOutput`.

@@ -12,10 +12,10 @@ import torch
 from torchair.errors import SerializationError
 from torchair.ge import signature as kinds
 from torchair.ge.shapes import Sym
-from torchair.ge.signature import Computed, InputSource, InputView, Result, Signature
+from torchair.ge.signature import Computed, GraphResult, InputSource, InputView, Signature
 from torchair.serde.codec import dims_text, parse_dims
 
-_RESULTS: dict[str, Callable[..., Result]] = {
+_RESULTS: dict[str, Callable[..., GraphResult]] = {
     "fixed": kinds.Fixed,
     "computed": Computed,
     "scalar": kinds.ComputedScalar,
@@ -132,9 +132,12 @@ def _value(plain: Any) -> Any:
 
 def _source(record: Mapping[str, Any]) -> InputSource:
     made = InputSource(
-        tuple(_int(a) for a in record["args"]), record["kind"], _int(record["dtype"]),
-        bool(record["static"]), _int(record["count"]),
-    )  # fmt: skip
+        tuple(_int(a) for a in record["args"]),
+        record["kind"],
+        _int(record["dtype"]),
+        bool(record["static"]),
+        _int(record["count"]),
+    )
     known = made.kind in get_args(kinds.SourceKind)
     if not known or (made.kind in ("tensor", "scalar", "opaque") and len(made.args) != 1):
         raise SerializationError(f"an input of kind {made.kind!r} has {len(made.args)} arguments")
@@ -143,7 +146,7 @@ def _source(record: Mapping[str, Any]) -> InputSource:
     return made
 
 
-def _result(record: Mapping[str, Any]) -> Result:
+def _result(record: Mapping[str, Any]) -> GraphResult:
     values = {k: _value(v) for k, v in record.items() if k != "is"}
     for name in ("index", "arg", "alias_group"):
         if name in values:

@@ -309,9 +309,11 @@ def _custom(node: Node) -> CallForm:
     noted = [k for k in node.attrs if k.startswith("_") and k.isidentifier()]
     attrs = {k: a for k, a in sorted(node.attrs.items()) if k not in noted}
     kwargs = {
-        "inputs": dict(node.inputs), "outputs": [v.port for v in node.outputs], "attrs": attrs,
+        "inputs": dict(node.inputs),
+        "outputs": [v.port for v in node.outputs],
+        "attrs": attrs,
         "node_name": node.name,
-    }  # fmt: skip
+    }
     return BuilderCall("custom_op", [node.type], kwargs, returned(node.outputs)), attrs
 
 
@@ -419,8 +421,9 @@ def _source(value: Value | None) -> str:
 
 def _value_differences(a: Value, b: Value, strict: bool) -> Iterator[str]:
     mine, other = _description(a, strict), _description(b, strict)
-    yield from (f"{what} {told} and {other[what]}" for what, told in mine.items()
-                if told != other[what])  # fmt: skip
+    yield from (
+        f"{what} {told} and {other[what]}" for what, told in mine.items() if told != other[what]
+    )
     if strict:
         yield from _attr_differences(a.attrs, b.attrs, strict)
 

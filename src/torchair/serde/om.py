@@ -48,10 +48,26 @@ def om_parts(graph: Graph) -> list[bytes | memoryview]:
 def _header(graph: Graph, size: int) -> bytes:
     dynamic = int(graph.is_dynamic)
     return HEADER.pack(
-        MAGIC, HEADER.size, _VERSION, b"", size & 0xFFFFFFFF, 0, _UNCHECKED, _IR_MODEL, _OFFLINE,
-        graph.name.encode()[:31], len(graph), f"torchair {__version__}".encode()[:31], 0,
-        1, b"", 0, size, 0, dynamic,
-    )  # fmt: skip
+        MAGIC,
+        HEADER.size,
+        _VERSION,
+        b"",
+        size & 0xFFFFFFFF,
+        0,
+        _UNCHECKED,
+        _IR_MODEL,
+        _OFFLINE,
+        graph.name.encode()[:31],
+        len(graph),
+        f"torchair {__version__}".encode()[:31],
+        0,
+        1,
+        b"",
+        0,
+        size,
+        0,
+        dynamic,
+    )
 
 
 def _table(sizes: Mapping[Partition, int]) -> bytes:
@@ -135,6 +151,7 @@ def _fetch_weight(tensor: Any, weights: memoryview, name: str, file: FilePath | 
     if begin < 0 or size < 0 or begin + size > len(weights):
         raise SerializationError(
             f"bytes {begin} to {begin + size} are not in {len(weights)} bytes of weights",
-            file=file, position=f"node {name!r}",
-        )  # fmt: skip
+            file=file,
+            position=f"node {name!r}",
+        )
     tensor.data = bytes(weights[begin : begin + size])

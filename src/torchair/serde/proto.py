@@ -77,9 +77,11 @@ def parsed(data: bytes, size: int, file: FilePath | None) -> Any:
 def not_a_model(file: FilePath | None, size: int, error: Exception) -> SerializationError:
     """The error of bytes that hold something else."""
     return SerializationError(
-        f"these bytes are not a GE model: {error}", file=file,
-        position=f"somewhere in {size} bytes", hint="the file may be cut short or of another kind",
-    )  # fmt: skip
+        f"these bytes are not a GE model: {error}",
+        file=file,
+        position=f"somewhere in {size} bytes",
+        hint="the file may be cut short or of another kind",
+    )
 
 
 def too_big(graph: Graph, size: int) -> SerializationError:
@@ -200,8 +202,13 @@ def _write_const(target: Any, node: Node, attr: Attr, payload: bool) -> None:
     of its output where that fits."""
     code = node.outputs[0].dtype if node.outputs else DataType.DT_UNDEFINED
     own = torch_to_ge(attr.value.dtype)
-    codec.write_tensor(target.t, attr.value, code if holds(code, attr.value.dtype) else own,
-                 _layout(node.outputs[0]) if node.outputs else "ND", payload)  # fmt: skip
+    codec.write_tensor(
+        target.t,
+        attr.value,
+        code if holds(code, attr.value.dtype) else own,
+        _layout(node.outputs[0]) if node.outputs else "ND",
+        payload,
+    )
 
 
 # ---- reading ----
@@ -213,9 +220,11 @@ PADDING = "_padding"  # an attribute that is there for the place of the next one
 
 @unset_fake_temporarily()
 def read_graph_def(
-    message: Any, infer: Infer | None = None, file: FilePath | None = None,
+    message: Any,
+    infer: Infer | None = None,
+    file: FilePath | None = None,
     payloads: Mapping[int, torch.Tensor] | None = None,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """The graph of a GraphDef, nodes in file order. `payloads` are attributes `value` that the
     message lacks, by the position of their operator."""
     return _Reader(message, file, payloads or {}).read(infer)
@@ -287,8 +296,9 @@ class _Reader:
             except Exception as error:
                 raise SerializationError(
                     f"the shape rule of {node.type} rejects what the file says: {error}",
-                    file=self.file, position=f"node {node.name!r}",
-                ) from error  # fmt: skip
+                    file=self.file,
+                    position=f"node {node.name!r}",
+                ) from error
 
 
 def _learn(value: Value, desc: Any, where: str) -> None:
@@ -370,9 +380,10 @@ def parse_txt(text: str, infer: Infer | None = None, *, file: FilePath | None = 
     except Exception as error:  # ParseError, or what else the protobuf in use raises
         line = getattr(error, "GetLine", lambda: None)()
         raise SerializationError(
-            f"this is not the text of a GE graph: {error}", file=file,
+            f"this is not the text of a GE graph: {error}",
+            file=file,
             position=None if line is None else f"line {line}",
-        ) from error  # fmt: skip
+        ) from error
     return read_graph_def(message, infer, file)
 
 
@@ -449,9 +460,11 @@ class GeGraph(metaclass=_AnyGraph):
     """Makes a `Graph`; every `Graph` is an instance."""
 
     def __new__(  # type: ignore[misc]
-        cls, model_def: Any = None, serialized_model_def: bytes | None = None,
+        cls,
+        model_def: Any = None,
+        serialized_model_def: bytes | None = None,
         name: str | None = None,
-    ) -> Graph:  # fmt: skip
+    ) -> Graph:
         """The graph of a ModelDef message or of its bytes, or an empty one."""
         if model_def is not None and serialized_model_def is not None:
             raise AssertionError(

@@ -299,9 +299,10 @@ def load(
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         raise SerializationError(
-            f"this is not a graph dump: {error}", file=file,
+            f"this is not a graph dump: {error}",
+            file=file,
             position=None if line is None else f"line {line}",
-        ) from error  # fmt: skip
+        ) from error
     with graph:
         _Interpreter(graph, text.replace("\r", "").split("\n"), file).run(statements)
     graph.origin = None

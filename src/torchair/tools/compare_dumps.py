@@ -29,7 +29,7 @@ _CAPTURED = re.compile(r"^(?P<node>.+)_device_\d+_(?P<step>\d+)\.pt$")
 _NAME = re.compile(r"^(?P<node>[^-]+)-(?P<target>.+)\.OUTPUT\.(?P<index>\d+)$")
 _STATISTICS = "stats.csv"
 
-Key = tuple[int, int, str, int]
+TensorKey = tuple[int, int, str, int]
 """Number of the graph in its dump, step, FX node, number of its result."""
 
 
@@ -80,7 +80,7 @@ class Dumped:
             return tensor.float().numpy()
 
 
-def results_in(folder: Path) -> dict[Key, Dumped]:
+def results_in(folder: Path) -> dict[TensorKey, Dumped]:
     """Results of FX nodes in a dump. Graphs are numbered in the order of their own numbers, which
     differ between processes."""
     if not folder.is_dir():
@@ -140,11 +140,12 @@ _COLUMNS = (
     "largest_relative", "diverges", "note", "file_a", "file_b",
 )  # fmt: skip
 
+
 @dataclass(frozen=True)
 class Compared:
     """One tensor that both dumps have."""
 
-    key: Key
+    key: TensorKey
     target: str
     dtype: str
     shape: tuple[int, ...]
@@ -159,10 +160,20 @@ class Compared:
         """Cells of the table, in the order of its columns."""
         graph, step, node, index = self.key
         return (
-            graph, step, node, self.target, index, self.dtype, list(self.shape),
-            f"{self.cosine:.9g}", f"{self.absolute:.6g}", f"{self.relative:.6g}",
-            self.diverges, self.note, *self.files,
-        )  # fmt: skip
+            graph,
+            step,
+            node,
+            self.target,
+            index,
+            self.dtype,
+            list(self.shape),
+            f"{self.cosine:.9g}",
+            f"{self.absolute:.6g}",
+            f"{self.relative:.6g}",
+            self.diverges,
+            self.note,
+            *self.files,
+        )
 
 
 @dataclass(frozen=True)
@@ -221,16 +232,19 @@ def compare(
     return Comparison(ordered, len(a) - len(rows), len(b) - len(rows))
 
 
-def _compared(key: Key, a: Dumped, b: Dumped, rtol: float) -> Compared:
+def _compared(key: TensorKey, a: Dumped, b: Dumped, rtol: float) -> Compared:
     x, y = a.load(), b.load()
     known = isinstance(x, Statistics) or isinstance(y, Statistics)
     if known:  # least and greatest element and mean are all that is compared: there is no cosine
         x, y = (t if isinstance(t, Statistics) else Statistics.of(t) for t in (x, y))
 
     def row(
-        diverges: bool, note: str, absolute: float = _NAN, relative: float = _NAN,
+        diverges: bool,
+        note: str,
+        absolute: float = _NAN,
+        relative: float = _NAN,
         cosine: float = _NAN,
-    ) -> Compared:  # fmt: skip
+    ) -> Compared:
         target, files = a.target or b.target, (a.file, b.file)
         shown = (str(x.dtype), x.shape, cosine, absolute, relative)
         return Compared(key, target, *shown, diverges, note, files)

@@ -130,7 +130,10 @@ _ROWS = (
 NAMES = Names(__name__, {row.path: row for row in _ROWS})
 
 MARKS = (
-    "_boxed_call", "_dynamo_dynamic_indices", "_dynamo_static_indices", "_dynamo_source",
+    "_boxed_call",
+    "_dynamo_dynamic_indices",
+    "_dynamo_static_indices",
+    "_dynamo_source",
     "_torchdynamo_orig_callable",
-)  # fmt: skip
+)
 """Attributes that torch sets on objects of others, or reads there; without them it does less."""

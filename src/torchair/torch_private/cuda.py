@@ -7,13 +7,16 @@ from typing import Any
 
 from torchair.torch_private.table import Names, feature, optional
 
-NAMES = Names(__name__, {
-    "bindings": feature("torch._C", "devices"),
-    "current_raw_stream": optional(
-        "torch._C:_cuda_getCurrentRawStream", "launches on CUDA; only builds with CUDA have it"
-    ),
-    "sleep": feature("torch.cuda:_sleep", "times of kernels on CUDA in torchair.explain"),
-})  # fmt: skip
+NAMES = Names(
+    __name__,
+    {
+        "bindings": feature("torch._C", "devices"),
+        "current_raw_stream": optional(
+            "torch._C:_cuda_getCurrentRawStream", "launches on CUDA; only builds with CUDA have it"
+        ),
+        "sleep": feature("torch.cuda:_sleep", "times of kernels on CUDA in torchair.explain"),
+    },
+)
 
 _STORAGE = "_construct_storage_from_data_pointer"
 

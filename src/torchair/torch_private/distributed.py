@@ -7,20 +7,23 @@ from typing import Any
 from torchair.torch_private.table import Names, feature
 
 FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
-NAMES = Names(__name__, {
-    "functional_collectives": feature(FUNCTIONAL_COLLECTIVES, "collectives in graphs"),
-    "get_group_tag": feature(
-        "torch.distributed.distributed_c10d:_get_group_tag", "collectives in graphs"
-    ),
-    "resolve_group_by_ranks_and_tag": feature(
-        "torch.distributed.distributed_c10d:_resolve_group_name_by_ranks_and_tag",
-        "collectives in graphs",
-    ),
-    "resolve_process_group": feature(
-        "torch.distributed.distributed_c10d:_resolve_process_group", "collectives in graphs"
-    ),
-    "world": feature("torch.distributed.distributed_c10d:_world", "the emulated device"),
-})  # fmt: skip
+NAMES = Names(
+    __name__,
+    {
+        "functional_collectives": feature(FUNCTIONAL_COLLECTIVES, "collectives in graphs"),
+        "get_group_tag": feature(
+            "torch.distributed.distributed_c10d:_get_group_tag", "collectives in graphs"
+        ),
+        "resolve_group_by_ranks_and_tag": feature(
+            "torch.distributed.distributed_c10d:_resolve_group_name_by_ranks_and_tag",
+            "collectives in graphs",
+        ),
+        "resolve_process_group": feature(
+            "torch.distributed.distributed_c10d:_resolve_process_group", "collectives in graphs"
+        ),
+        "world": feature("torch.distributed.distributed_c10d:_world", "the emulated device"),
+    },
+)
 
 
 def define_older_operators() -> None:

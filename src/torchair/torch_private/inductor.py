@@ -6,10 +6,13 @@ from typing import Any
 
 from torchair.torch_private.table import Names, feature, required
 
-NAMES = Names(__name__, {
-    "OutputCode": required("torch._inductor.output_code:OutputCode", "AOTAutograd's cache"),
-    "pattern_matcher": feature("torch._inductor.pattern_matcher", "register_replacement"),
-})  # fmt: skip
+NAMES = Names(
+    __name__,
+    {
+        "OutputCode": required("torch._inductor.output_code:OutputCode", "AOTAutograd's cache"),
+        "pattern_matcher": feature("torch._inductor.pattern_matcher", "register_replacement"),
+    },
+)
 
 
 def __getattr__(name: str) -> Any:

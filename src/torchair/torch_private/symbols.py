@@ -6,13 +6,16 @@ from typing import Any
 
 from torchair.torch_private.table import Names, required
 
-NAMES = Names(__name__, {
-    "functions": required("torch.utils._sympy.functions", "symbolic sizes"),
-    "FloorDiv": required("torch.utils._sympy.functions:FloorDiv", "symbolic sizes"),
-    "PythonPrinter": required(
-        "torch.utils._sympy.printers:PythonPrinter", "symbolic sizes in files and guards"
-    ),
-})  # fmt: skip
+NAMES = Names(
+    __name__,
+    {
+        "functions": required("torch.utils._sympy.functions", "symbolic sizes"),
+        "FloorDiv": required("torch.utils._sympy.functions:FloorDiv", "symbolic sizes"),
+        "PythonPrinter": required(
+            "torch.utils._sympy.printers:PythonPrinter", "symbolic sizes in files and guards"
+        ),
+    },
+)
 
 
 def __getattr__(name: str) -> Any:

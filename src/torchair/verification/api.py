@@ -19,7 +19,7 @@ from torchair.concrete import AclConcreteGraph, ConcreteGraph, ReplayedGraph
 from torchair.concrete.acl import copied, mutated_arguments
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.fallbacks import Fallback, note, strictness
-from torchair.progress import Steps
+from torchair.progress import Progress
 from torchair.runner import Compilation, GmRunner, observed
 from torchair.torch_private import dynamo
 from torchair.torch_private.fake import unset_fake_temporarily
@@ -54,15 +54,15 @@ def verify(
     """
     known = config_in(mode, config)
     begun = time.perf_counter()
-    wish = VerifyOptions(Path(folder), every_node)
-    verifier = Verifier(wish)
+    options = VerifyOptions(Path(folder), every_node)
+    verifier = Verifier(options)
     plain = getattr(model, "_orig_mod", model)
     compiled = torch.compile(plain, backend=get_npu_backend(compiler_config=known), dynamic=dynamic)
     first = (inputs, keywords)
     calls = [first, tree_map(reordered, first), first, *((args, keywords) for args in more)]
     calls = [tree_map(_own, call) for call in calls]  # all at once: each has memory of its own
     limits = dynamo.config.patch(recompile_limit=_VERSIONS, cache_size_limit=_VERSIONS)
-    with _restored(plain), limits, observed(verifier), wish.steps as steps:
+    with _restored(plain), limits, observed(verifier), options.steps as steps:
         for number, (args, named) in enumerate(calls):
             steps.next(f"call {number}")
             _call(compiled, args, named, training)
@@ -121,15 +121,15 @@ class VerifyOptions:
 
     folder: Path  # for programs that show an error again
     every_node: bool = False  # look at all nodes even where the results are right
-    steps: Steps = field(default_factory=lambda: Steps("torchair verify"))  # to show progress
+    steps: Progress = field(default_factory=lambda: Progress("torchair verify"))  # to show progress
 
 
 class Verifier:
     """Puts a check around each graph that is compiled."""
 
-    def __init__(self, wish: VerifyOptions) -> None:
+    def __init__(self, options: VerifyOptions) -> None:
         self.report = Report()
-        self._wish = wish
+        self._options = options
         self._lines: dict[int, str] = {}  # of the model, see `lines_of`
 
     def __call__(self, compilation: Compilation) -> GmRunner:
@@ -142,12 +142,12 @@ class Verifier:
             entry.notes.append("it is not compiled: its options or its tensors ask for that")
             return compilation.runner
         self._lines |= lines_of(compilation.gm)
-        check = _Check(compilation, entry, self._wish, self._lines)
+        check = _GraphCheck(compilation, entry, self._options, self._lines)
         return GmRunner(check, compilation.runner.trace)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _ResultBefore:
     """A result as it was handed out."""
 
     number: int
@@ -166,14 +166,17 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-class _Check:
+class _GraphCheck:
     """One graph."""
 
     def __init__(
-        self, compilation: Compilation, entry: GraphReport, wish: VerifyOptions,
+        self,
+        compilation: Compilation,
+        entry: GraphReport,
+        options: VerifyOptions,
         lines: Mapping[int, str],
-    ) -> None:  # fmt: skip
-        self._compilation, self._entry, self._wish = compilation, entry, wish
+    ) -> None:
+        self._compilation, self._entry, self._options = compilation, entry, options
         self._lines = lines
         self._gm = compilation.gm
         nodes = self._gm.graph.find_nodes(op="placeholder")
@@ -185,7 +188,7 @@ class _Check:
         self._bits = settings.numerics == "strict"
         replays = isinstance(compilation.made, AclConcreteGraph | ReplayedGraph)
         self._owned = replays and not settings.capture.share_results  # results belong to the caller
-        self._before: list[_Held] = []  # results of the call before
+        self._before: list[_ResultBefore] = []  # results of the call before
 
     def entry(self, args: Sequence[Any]) -> Any:
         """Run the compiled graph, and look at what it gave."""
@@ -210,13 +213,13 @@ class _Check:
         return results
 
     def _look(self, call: WatchedCall, number: int) -> None:
-        if not self._wish.every_node and self._is_right(call):
+        if not self._options.every_node and self._is_right(call):
             return
-        with self._wish.steps as steps:
+        with self._options.steps as steps:
             blame = Suspects(self._compilation, call, steps).first()
         if blame is not None:
             self._entry.finding = self._finding(blame, number)
-        elif not self._wish.every_node:
+        elif not self._options.every_node:
             note = f"call {number} differs from eager by rounding that many nodes amplify"
             self._entry.notes.append(note)
 
@@ -235,7 +238,7 @@ class _Check:
                 self._entry.finding = self._finding(blame, number)
         given = {_memory(a) for a in call.seen.args if isinstance(a, Tensor)}
         self._before = [
-            _Held(i, r, copied(r), r._version)
+            _ResultBefore(i, r, copied(r), r._version)
             for i, r in enumerate(call.seen.results)
             if isinstance(r, Tensor) and _memory(r) not in given
         ]
@@ -268,8 +271,17 @@ class _Check:
         wrong, node = blame.wrong, blame.wrong.node
         line, title = line_of(node, self._lines), f"{node.target} ({node.name}): {wrong.difference}"
         stem = f"{self._entry.name}_{node.name}"
-        script = write_script(wrong, self._mode, f"{title}. {line}", self._wish.folder, stem)
+        script = write_script(wrong, self._mode, f"{title}. {line}", self._options.folder, stem)
         return Finding(
-            blame.stage, blame.culprit, node.name, str(node.target), line, wrong.what,
-            str(wrong.difference), wrong.difference.error, wrong.difference.allowed, number, script,
-        )  # fmt: skip
+            blame.stage,
+            blame.culprit,
+            node.name,
+            str(node.target),
+            line,
+            wrong.what,
+            str(wrong.difference),
+            wrong.difference.error,
+            wrong.difference.allowed,
+            number,
+            script,
+        )

@@ -20,7 +20,7 @@ from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, FX_PASSES
 from torchair.fx.source import source_line
 from torchair.passes import FxContext, Pass, PassRunner
 from torchair.pipeline import convert, engine_settings, own_copy
-from torchair.progress import Steps
+from torchair.progress import Progress
 from torchair.runner import Compilation
 from torchair.torch_private.dispatch import DisableTorchFunction
 from torchair.torch_private.fake import unset_fake_temporarily
@@ -68,7 +68,7 @@ class Permits:
 class Suspects:
     """All forms of one compiled graph, made anew for a call that went wrong."""
 
-    def __init__(self, compilation: Compilation, call: WatchedCall, steps: Steps) -> None:
+    def __init__(self, compilation: Compilation, call: WatchedCall, steps: Progress) -> None:
         self._compilation, self._call, self._steps = compilation, call, steps
         self._device = device_of([a for a in call.args if isinstance(a, Tensor)])
         self._settings = Settings.of(compilation.config)
@@ -218,7 +218,7 @@ class Suspects:
 
 
 def first_found(
-    most: int, look: Callable[[int], Wrong | None], steps: Steps
+    most: int, look: Callable[[int], Wrong | None], steps: Progress
 ) -> tuple[int, Wrong]:
     """The smallest count in 0..most with which something is wrong, as it is with `most`; and what
     that is."""

@@ -62,8 +62,17 @@ class Verdict:
 
 
 _COLUMNS = (
-    "folder", "node", "type", "index", "dtype", "shape", "wrong", "error", "allowed", "note",
-)  # fmt: skip
+    "folder",
+    "node",
+    "type",
+    "index",
+    "dtype",
+    "shape",
+    "wrong",
+    "error",
+    "allowed",
+    "note",
+)
 
 
 @dataclass

@@ -22,13 +22,13 @@ from torchair.devices.base import GraphCall, StepWatcher
 from torchair.devices.hosted import host_memory
 from torchair.engine.plan.inputs import input_reader, result_builder
 from torchair.engine.plan.records import Step
-from torchair.engine.run.executor import Run
+from torchair.engine.run.executor import RunStep
 from torchair.ge.graph import Value, topological
 from torchair.operators.reference import interpret, placed, run_node
 from torchair.verification import judge
 from torchair.verification.judge import Difference, WideGraph, difference, leaves
 
-Key = tuple[str, int]
+ResultKey = tuple[str, int]
 """An FX node, and which of its results."""
 
 _NAME = "_fx_tensor_name"  # attribute of a value: `<node>-<target>.OUTPUT.<number>`
@@ -48,11 +48,11 @@ class SeenRun:
 
     results: Sequence[Any]
     args: Sequence[Any]  # as they are afterwards
-    values: dict[Key, Tensor] = field(default_factory=dict)
+    values: dict[ResultKey, Tensor] = field(default_factory=dict)
     steps: list[StepValues] = field(default_factory=list)  # of a plan, in order
 
 
-def key_of(value: Value) -> Key | None:
+def key_of(value: Value) -> ResultKey | None:
     """The result of an FX node that a value of a GE graph is."""
     attr = value.attrs.get(_NAME)
     if attr is None:
@@ -106,7 +106,7 @@ def _device_modules() -> list[Any]:
 
 def run_fx(gm: fx.GraphModule, args: Sequence[Any]) -> SeenRun:
     """An FX graph, node by node with torch."""
-    seen: dict[Key, Tensor] = {}
+    seen: dict[ResultKey, Tensor] = {}
 
     class Watched(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
@@ -121,8 +121,8 @@ def run_fx(gm: fx.GraphModule, args: Sequence[Any]) -> SeenRun:
 
 
 def run_ge(call: GraphCall, args: Sequence[Any], device: str) -> SeenRun:
-    """A GE graph node by node with the catalogue's kernels, in the place of its program."""
-    seen: dict[Key, Tensor] = {}
+    """A GE graph node by node with the operator table's kernels, in the place of its program."""
+    seen: dict[ResultKey, Tensor] = {}
 
     def watch(node: Any, made: Sequence[Any]) -> None:
         for value, tensor in zip(node.outputs, made, strict=True):
@@ -161,7 +161,7 @@ class _Looker(StepWatcher):
     def __init__(self) -> None:
         self.steps: list[StepValues] = []
 
-    def around(self, number: int, run: Run, registers: list[Any]) -> None:
+    def around(self, number: int, run: RunStep, registers: list[Any]) -> None:
         """Run a step, and keep what it made."""
         run(registers)
         step = self.plan.steps[number]
@@ -177,7 +177,7 @@ def worst_step(
     call: GraphCall, seen: SeenRun, args: Sequence[Any], device: str, among: frozenset[str]
 ) -> Step:
     """Of the steps that compute nodes of these FX nodes, the one that is farthest from what the
-    catalogue's kernels make of the values before it."""
+    operator table's kernels make of the values before it."""
     given = {v: t for s in seen.steps for v, t in s.values}
     off: dict[Value, float] = {}
     env: dict[Value, Tensor] = {}

@@ -218,9 +218,14 @@ def _attention(target: Any, args: Any, kwargs: Any) -> Tensor:
         raise ValueError("numbers are dropped at random")
     q, k, v = (given[name] for name in ("query", "key", "value"))
     return torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, given.get("attn_bias"), is_causal=given["is_causal"], scale=given["scale"],
+        q,
+        k,
+        v,
+        given.get("attn_bias"),
+        is_causal=given["is_causal"],
+        scale=given["scale"],
         enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+    )
 
 
 def run_shaken(region: Sequence[fx.Node], inputs: Mapping[str, Any]) -> Any:

@@ -182,9 +182,12 @@ def write_script(wrong: Wrong, mode: str, title: str, folder: Path, stem: str) -
     except ValueError:
         return None
     text = _PROGRAM.format(
-        title=title.replace('"', "'").replace("\\", "/"), names=", ".join(names),
-        body="\n".join(body), result=wrong.node.name, mode=mode,
-    )  # fmt: skip
+        title=title.replace('"', "'").replace("\\", "/"),
+        names=", ".join(names),
+        body="\n".join(body),
+        result=wrong.node.name,
+        mode=mode,
+    )
     name = re.sub(r"\W", "_", stem)
     file = io.BytesIO()
     torch.save([_plain(v) for v in values], file)

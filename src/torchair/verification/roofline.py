@@ -22,11 +22,11 @@ FLOPS = 313.0
 _TABLE = "kernel_details.csv"
 _PRODUCTS = ("MatMul", "BatchMatMul", "GroupedMatmul", "QuantBatchMatmul", "WeightQuantBatchMatmul")
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2D")
-Operand = tuple[str, tuple[int, ...]]
+OperandShape = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Rates:
+class CardRates:
     """What a card does at most."""
 
     bandwidth: float = BANDWIDTH  # gigabytes a second
@@ -44,17 +44,17 @@ class KernelTime:
     moved: float | None  # bytes; None where the table does not say the dims
     operations: float
 
-    def bound(self, rates: Rates) -> float | None:
+    def bound(self, rates: CardRates) -> float | None:
         """Microseconds below which such a kernel cannot be."""
         if self.moved is None:
             return None
         return max(self.moved / rates.bandwidth / 1e3, self.operations / rates.flops / 1e6)
 
-    def lost(self, rates: Rates) -> float:
+    def lost(self, rates: CardRates) -> float:
         """Microseconds above that, of all its runs."""
         return (self.time - (self.bound(rates) or 0.0)) * self.count
 
-    def cells(self, rates: Rates) -> tuple[str, ...]:
+    def cells(self, rates: CardRates) -> tuple[str, ...]:
         """Cells of the table, in the order of `HEAD`."""
         bound = self.bound(rates)
         shown = (self.name, self.type, str(self.count), f"{self.time:.2f}")
@@ -82,8 +82,13 @@ def kernel_times(place: Path) -> list[KernelTime]:
 
 
 _KEY = (
-    "Name", "Type", "Input Shapes", "Input Data Types", "Output Shapes", "Output Data Types",
-)  # fmt: skip
+    "Name",
+    "Type",
+    "Input Shapes",
+    "Input Data Types",
+    "Output Shapes",
+    "Output Data Types",
+)
 
 
 def _key(row: dict[str, str], table: Path) -> tuple[str, ...]:
@@ -103,7 +108,7 @@ def _of_kernel(key: Sequence[str], times: Sequence[float]) -> KernelTime:
     return KernelTime(name, kind, len(times), mean, moved, _operations(kind, inputs, outputs))
 
 
-def _operands(shapes: str, types: str) -> list[Operand] | None:
+def _operands(shapes: str, types: str) -> list[OperandShape] | None:
     """Types and dims of tensors; None where dims are not known."""
     if shapes == "N/A" or not types:
         return None if shapes == "N/A" else []
@@ -116,7 +121,7 @@ def _operands(shapes: str, types: str) -> list[Operand] | None:
     return list(zip(names, dims, strict=True))
 
 
-def _bytes(operand: Operand) -> int:
+def _bytes(operand: OperandShape) -> int:
     name, dims = operand
     code = DataType.__members__.get(f"DT_{name.removeprefix('DT_')}", DataType.DT_UNDEFINED)
     try:
@@ -126,7 +131,9 @@ def _bytes(operand: Operand) -> int:
     return math.prod(dims) * size
 
 
-def _operations(kind: str, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> float:
+def _operations(
+    kind: str, inputs: Sequence[OperandShape], outputs: Sequence[OperandShape]
+) -> float:
     """Multiplications and additions of products; what else a kernel does is bound by memory."""
     types = kind.split("+")  # of a fused kernel
     if len(inputs) < 2 or not outputs or not outputs[0][1]:
@@ -143,6 +150,6 @@ def _any_of(types: Iterable[str], stems: tuple[str, ...]) -> bool:
     return any(kind.startswith(stems) for kind in types)
 
 
-def by_time_lost(kernels: Iterable[KernelTime], rates: Rates) -> list[KernelTime]:
+def by_time_lost(kernels: Iterable[KernelTime], rates: CardRates) -> list[KernelTime]:
     """The kernels, that which loses most first."""
     return sorted(kernels, key=lambda k: -k.lost(rates))

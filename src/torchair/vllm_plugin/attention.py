@@ -78,9 +78,13 @@ def update_cache(key: torch.Tensor, value: torch.Tensor, layer_name: Any) -> tor
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor,
-    layer_name: Any, *more: Any,
-) -> None:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    layer_name: Any,
+    *more: Any,
+) -> None:
     """`vllm::unified_attention_with_output`."""
     name, context = getattr(layer_name, "value", layer_name), get_forward_context()
     found, layer = context.attn_metadata, _found(name, context)
@@ -93,10 +97,23 @@ def attend(
     if count != query.shape[0]:
         query, output = query[:count], output[:count]
     _attend(
-        query, layer.keys, layer.values, output, metadata.query_start_loc, metadata.seq_lens,
-        layer.scale, metadata.causal, None, layer.window, metadata.block_table, layer.softcap,
-        metadata.scheduler_metadata, None, metadata.dynamic_causal, *layer.scales,
-    )  # fmt: skip
+        query,
+        layer.keys,
+        layer.values,
+        output,
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        layer.scale,
+        metadata.causal,
+        None,
+        layer.window,
+        metadata.block_table,
+        layer.softcap,
+        metadata.scheduler_metadata,
+        None,
+        metadata.dynamic_causal,
+        *layer.scales,
+    )
 
 
 _write = torch.ops._C.cpu_attn_reshape_and_cache.default

@@ -44,9 +44,13 @@ class TorchairCompiler(CompilerInterface):
         return hashlib.sha256(repr(sorted(library_versions().items())).encode()).hexdigest()[:10]
 
     def compile(
-        self, graph: fx.GraphModule, example_inputs: list[Any], compiler_config: dict[str, Any],
-        compile_range: Any, key: str | None = None,
-    ) -> tuple[Callable[..., Any] | None, Any | None]:  # fmt: skip
+        self,
+        graph: fx.GraphModule,
+        example_inputs: list[Any],
+        compiler_config: dict[str, Any],
+        compile_range: Any,
+        key: str | None = None,
+    ) -> tuple[Callable[..., Any] | None, Any | None]:
         """The compiled graph, and the handle that `load` takes; None where no file can hold it."""
         call, stored = compile_graph(graph, example_inputs)
         if stored is None or self._folder is None or key is None:
@@ -57,9 +61,13 @@ class TorchairCompiler(CompilerInterface):
         return call, (key, str(path))
 
     def load(
-        self, handle: Any, graph: fx.GraphModule, example_inputs: list[Any], graph_index: int,
+        self,
+        handle: Any,
+        graph: fx.GraphModule,
+        example_inputs: list[Any],
+        graph_index: int,
         compile_range: Any,
-    ) -> Callable[..., Any]:  # fmt: skip
+    ) -> Callable[..., Any]:
         """The graph of a file, ready to be called; kernels come from the cache of kernels."""
         _, path = handle
         return _unboxed(StoredGraph.from_bytes(read_private(Path(path))).load(), graph)

@@ -8,13 +8,21 @@ import torch
 from .entry import Entry, Inputs, Method, image
 
 _BLOCKS = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
-_PLAIN = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
-          "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}  # fmt: skip
-_CROSS = {"down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-          "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-          "cross_attention_dim": 16, "attention_head_dim": 4}  # fmt: skip
-_ENCODER = {"down_block_types": ("DownEncoderBlock2D",) * 2,
-            "up_block_types": ("UpDecoderBlock2D",) * 2, "latent_channels": 4}  # fmt: skip
+_PLAIN = {
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+}
+_CROSS = {
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "cross_attention_dim": 16,
+    "attention_head_dim": 4,
+}
+_ENCODER = {
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "latent_channels": 4,
+}
 _DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "sample_size": 8}
 
 
@@ -44,25 +52,34 @@ def _sd3(n: int) -> Inputs:
 
 def _flux(n: int) -> Inputs:
     return {
-        "hidden_states": torch.randn(2 + n, 16, 4), "encoder_hidden_states": _text(n),
-        "pooled_projections": torch.randn(2 + n, 24), "timestep": torch.rand(2 + n),
-        "img_ids": torch.randn(16, 3), "txt_ids": torch.randn(6, 3),
-    }  # fmt: skip
+        "hidden_states": torch.randn(2 + n, 16, 4),
+        "encoder_hidden_states": _text(n),
+        "pooled_projections": torch.randn(2 + n, 24),
+        "timestep": torch.rand(2 + n),
+        "img_ids": torch.randn(16, 3),
+        "txt_ids": torch.randn(6, 3),
+    }
 
 
 def _ltx(n: int) -> Inputs:
     return {
-        "hidden_states": torch.randn(2 + n, 8, 4), "encoder_hidden_states": _text(n),
-        "timestep": torch.rand(2 + n), "encoder_attention_mask": torch.ones(2 + n, 6).bool(),
-        "num_frames": 2, "height": 2, "width": 2,
-    }  # fmt: skip
+        "hidden_states": torch.randn(2 + n, 8, 4),
+        "encoder_hidden_states": _text(n),
+        "timestep": torch.rand(2 + n),
+        "encoder_attention_mask": torch.ones(2 + n, 6).bool(),
+        "num_frames": 2,
+        "height": 2,
+        "width": 2,
+    }
 
 
 def _stable_audio(n: int) -> Inputs:
     return {
-        "hidden_states": torch.randn(2 + n, 4, 12), "timestep": torch.rand(2 + n),
-        "encoder_hidden_states": _text(n), "global_hidden_states": torch.randn(2 + n, 1, 16),
-    }  # fmt: skip
+        "hidden_states": torch.randn(2 + n, 4, 12),
+        "timestep": torch.rand(2 + n),
+        "encoder_hidden_states": _text(n),
+        "global_hidden_states": torch.randn(2 + n, 1, 16),
+    }
 
 
 def _control(n: int) -> Inputs:
@@ -70,20 +87,27 @@ def _control(n: int) -> Inputs:
 
 
 def _pixart(n: int) -> Inputs:
-    return {**_latent(n, encoder_hidden_states=_text(n)),
-            "added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}  # fmt: skip
+    return {
+        **_latent(n, encoder_hidden_states=_text(n)),
+        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+    }
 
 
 def _cascade(n: int) -> Inputs:
-    return {"sample": image(n, 4, 8), "timestep_ratio": torch.rand(2 + n),
-            "clip_text_pooled": torch.randn(2 + n, 1, 8)}  # fmt: skip
+    return {
+        "sample": image(n, 4, 8),
+        "timestep_ratio": torch.rand(2 + n),
+        "clip_text_pooled": torch.randn(2 + n, 1, 8),
+    }
 
 
 def _uvit(n: int) -> Inputs:
     return {
-        "input_ids": torch.randint(0, 16, (2 + n, 4, 4)), "encoder_hidden_states": _text(n, 8),
-        "pooled_text_emb": torch.randn(2 + n, 8), "micro_conds": torch.rand(2 + n, 2),
-    }  # fmt: skip
+        "input_ids": torch.randint(0, 16, (2 + n, 4, 4)),
+        "encoder_hidden_states": _text(n, 8),
+        "pooled_text_emb": torch.randn(2 + n, 8),
+        "micro_conds": torch.rand(2 + n, 2),
+    }
 
 
 MODELS = {

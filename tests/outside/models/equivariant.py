@@ -26,7 +26,8 @@ class Harmonics(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         lengths = vectors.norm(dim=1)
         basis = e3nn.math.soft_one_hot_linspace(
-            lengths, 0.0, 3.0, 8, basis="gaussian", cutoff=False)  # fmt: skip
+            lengths, 0.0, 3.0, 8, basis="gaussian", cutoff=False
+        )
         return self.harmonics(vectors)[:, None] * self.radial(basis)[:, :, None]
 
 
@@ -37,7 +38,8 @@ class Convolution(nn.Module):
         super().__init__()
         self.harmonics = o3.SphericalHarmonics("1x0e + 1x1o + 1x2e", normalize=True)
         self.product = o3.FullyConnectedTensorProduct(
-            _IN, self.harmonics.irreps_out, _OUT, shared_weights=False)  # fmt: skip
+            _IN, self.harmonics.irreps_out, _OUT, shared_weights=False
+        )
         self.radial = enn.FullyConnectedNet([1, 8, self.product.weight_numel], torch.tanh)
         self.linear = o3.Linear(_OUT, _OUT)
 

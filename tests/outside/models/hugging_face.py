@@ -14,12 +14,22 @@ from torch import Tensor, nn
 
 from .entry import Entry, Inputs, ids, image
 
-_BODY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
-         "num_hidden_layers": 2}  # fmt: skip
+_BODY = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+}
 _PICTURES = {"image_size": 32, "patch_size": 8, "num_labels": 5}
 _VIT = {**_BODY, **_PICTURES}
-_SWIN = {**_PICTURES, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2],
-         "window_size": 4}  # fmt: skip
+_SWIN = {
+    **_PICTURES,
+    "patch_size": 4,
+    "embed_dim": 8,
+    "depths": [1, 1],
+    "num_heads": [2, 2],
+    "window_size": 4,
+}
 _PYRAMID = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_labels": 5}
 _SOUND = {
     **_BODY, "vocab_size": 32, "conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (8, 4),
@@ -58,10 +68,13 @@ def _wave(n: int) -> Inputs:
 
 def _series(n: int) -> Inputs:
     return {
-        "past_values": torch.rand(2 + n, 8), "past_time_features": torch.rand(2 + n, 8, 1),
-        "past_observed_mask": torch.ones(2 + n, 8), "future_values": torch.rand(2 + n, 4),
-        "future_time_features": torch.rand(2 + n, 4, 1), "use_cache": False,
-    }  # fmt: skip
+        "past_values": torch.rand(2 + n, 8),
+        "past_time_features": torch.rand(2 + n, 8, 1),
+        "past_observed_mask": torch.ones(2 + n, 8),
+        "future_values": torch.rand(2 + n, 4),
+        "future_time_features": torch.rand(2 + n, 4, 1),
+        "use_cache": False,
+    }
 
 
 def _past(n: int) -> Inputs:
@@ -77,8 +90,9 @@ def _two_towers(name: str, **more: Any) -> Entry:
         text = {**_BODY, "vocab_size": 50, "max_position_embeddings": 16, "eos_token_id": 2}
         config = getattr(transformers, f"{name}Config")
         vision = {**_BODY, "image_size": 32, "patch_size": 8}
-        return getattr(transformers, f"{name}Model")(config(
-            text_config=text, vision_config=vision, **more))  # fmt: skip
+        return getattr(transformers, f"{name}Model")(
+            config(text_config=text, vision_config=vision, **more)
+        )
 
     return Entry(build, _clip)
 
@@ -86,7 +100,8 @@ def _two_towers(name: str, **more: Any) -> Entry:
 def _codec(name: str, sizes: dict[str, Any], wave: int) -> Entry:
     def build() -> nn.Module:
         return getattr(transformers, f"{name}Model")(
-            getattr(transformers, f"{name}Config")(**sizes))  # fmt: skip
+            getattr(transformers, f"{name}Config")(**sizes)
+        )
 
     return Entry(build, lambda n: {"input_values": torch.randn(1 + n, 1, wave)})
 
@@ -104,8 +119,12 @@ class Masked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        decoder = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1,
-                   "decoder_num_attention_heads": 2, "decoder_intermediate_size": 24}  # fmt: skip
+        decoder = {
+            "decoder_hidden_size": 16,
+            "decoder_num_hidden_layers": 1,
+            "decoder_num_attention_heads": 2,
+            "decoder_intermediate_size": 24,
+        }
         sizes = {**_BODY, "image_size": 32, "patch_size": 8, **decoder}
         self.model = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**sizes))
 
@@ -118,10 +137,18 @@ def _depth() -> nn.Module:
     backbone = transformers.Dinov2Config(
         **_BODY, image_size=28, patch_size=14, out_indices=[1, 2], reshape_hidden_states=False
     )
-    return transformers.DepthAnythingForDepthEstimation(transformers.DepthAnythingConfig(
-        backbone_config=backbone, patch_size=14, reassemble_factors=[2, 1],
-        neck_hidden_sizes=[8, 8], fusion_hidden_size=8, head_in_index=-1,
-        head_hidden_size=8, reassemble_hidden_size=16))  # fmt: skip
+    return transformers.DepthAnythingForDepthEstimation(
+        transformers.DepthAnythingConfig(
+            backbone_config=backbone,
+            patch_size=14,
+            reassemble_factors=[2, 1],
+            neck_hidden_sizes=[8, 8],
+            fusion_hidden_size=8,
+            head_in_index=-1,
+            head_hidden_size=8,
+            reassemble_hidden_size=16,
+        )
+    )
 
 
 _CLASSIFIERS = {

@@ -27,9 +27,15 @@ def _controlled(n: int) -> Inputs:
 
 _VOLUME = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2}
 _PICTURE = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
-_DIFFUSION = {"spatial_dims": 2, "in_channels": 1, "channels": (8, 8), "num_res_blocks": 1,
-              "attention_levels": (False, True), "norm_num_groups": 4,
-              "num_head_channels": 4}  # fmt: skip
+_DIFFUSION = {
+    "spatial_dims": 2,
+    "in_channels": 1,
+    "channels": (8, 8),
+    "num_res_blocks": 1,
+    "attention_levels": (False, True),
+    "norm_num_groups": 4,
+    "num_head_channels": 4,
+}
 _FEATURES = (4, 4, 8, 8, 8, 4)
 
 MODELS = {

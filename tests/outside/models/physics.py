@@ -113,8 +113,9 @@ class SpectralLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(x)
-        low = torch.einsum("bim,iom->bom", spectrum[..., : self.modes],
-                           torch.view_as_complex(self.weight))  # fmt: skip
+        low = torch.einsum(
+            "bim,iom->bom", spectrum[..., : self.modes], torch.view_as_complex(self.weight)
+        )
         rest = spectrum.shape[-1] - self.modes
         return torch.fft.irfft(F.pad(low, (0, rest)), n=x.shape[-1])
 
@@ -381,8 +382,13 @@ def _observed(n: int) -> Inputs:
     return x, x.sin().sum(1), torch.randn(4 + n, 2)
 
 
-_OPERATOR = {"n_modes": (4, 4), "in_channels": 1, "out_channels": 1, "hidden_channels": 8,
-             "n_layers": 2}  # fmt: skip
+_OPERATOR = {
+    "n_modes": (4, 4),
+    "in_channels": 1,
+    "out_channels": 1,
+    "hidden_channels": 8,
+    "n_layers": 2,
+}
 
 MODELS = {
     "burgers": Entry(Burgers, lambda n: (torch.rand(6 + n, 1), torch.rand(6 + n, 1))),

@@ -22,10 +22,14 @@ def _mixer(block: str) -> Entry:
     def build() -> nn.Module:
         mixers = timm().models.mlp_mixer
         return mixers.MlpMixer(
-            num_classes=5, img_size=32, patch_size=8, num_blocks=2, embed_dim=16,
+            num_classes=5,
+            img_size=32,
+            patch_size=8,
+            num_blocks=2,
+            embed_dim=16,
             mlp_ratio=(0.5, 4.0) if block == "MixerBlock" else 4,
             block_layer=getattr(mixers, block),
-        )  # fmt: skip
+        )
 
     return Entry(build, lambda n: (image(n),))
 

@@ -31,9 +31,13 @@ def _deep_ctr(name: str, **sizes: Any) -> Entry:
 
 
 _ONE_LIST = ("PNN", "MMOE", "PLE")  # of these the linear part has no columns of its own
-_TASKS = {"task_types": ["binary", "regression"], "task_names": ["a", "b"],
-          "expert_dnn_hidden_units": (8,), "gate_dnn_hidden_units": (4,),
-          "tower_dnn_hidden_units": (4,)}  # fmt: skip
+_TASKS = {
+    "task_types": ["binary", "regression"],
+    "task_names": ["a", "b"],
+    "expert_dnn_hidden_units": (8,),
+    "gate_dnn_hidden_units": (4,),
+    "tower_dnn_hidden_units": (4,),
+}
 
 
 def _features(n: int) -> tuple[Tensor]:

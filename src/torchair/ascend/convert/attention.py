@@ -30,9 +30,15 @@ _ENDS = ("prefix", "actual_seq_qlen", "actual_seq_kvlen")
 
 @builtin("npu.npu_fusion_attention.default", filled=True)
 def fusion_attention(
-    *, pse: Value | None, scale: float, gen_mask_parallel: bool, sync: bool, softmax_layout: str,
-    sink: Value | None, **named: Any,
-) -> Any:  # fmt: skip
+    *,
+    pse: Value | None,
+    scale: float,
+    gen_mask_parallel: bool,
+    sync: bool,
+    softmax_layout: str,
+    sink: Value | None,
+    **named: Any,
+) -> Any:
     if sink is not None or softmax_layout:
         raise Decline("sink or softmax_layout")
     _lengths(named, *_ENDS)
@@ -43,9 +49,15 @@ def fusion_attention(
 
 @builtin("npu.npu_fusion_attention_grad.default", filled=True)
 def fusion_attention_grad(
-    *, pse: Value | None, seed: int, offset: int, numels: int, gen_mask_parallel: bool, sync: bool,
+    *,
+    pse: Value | None,
+    seed: int,
+    offset: int,
+    numels: int,
+    gen_mask_parallel: bool,
+    sync: bool,
     **named: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     _lengths(named, *_ENDS)
     return ge.FlashAttentionScoreGrad(pse_shift=pse, **named)
 
@@ -63,9 +75,11 @@ def prompt_flash_attention(
     if atten_mask is not None and atten_mask.dtype == DataType.DT_FLOAT16:
         atten_mask = ge.Cast(atten_mask, dst_type=DataType.DT_UINT8)
     return ge.PromptFlashAttention(
-        atten_mask=atten_mask, sparse_mode=sparse_mode % _OWN_PRECISION,
-        inner_precise=0 if sparse_mode >= _OWN_PRECISION else 1, **named,
-    )  # fmt: skip
+        atten_mask=atten_mask,
+        sparse_mode=sparse_mode % _OWN_PRECISION,
+        inner_precise=0 if sparse_mode >= _OWN_PRECISION else 1,
+        **named,
+    )
 
 
 @builtin("npu.npu_incre_flash_attention.default", filled=True)

@@ -9,7 +9,7 @@ from typing import Any
 from torchair import ge
 from torchair.ascend.convert.library import assigned
 from torchair.ascend.ops import NpuOperator, operators
-from torchair.ascend.ops.forms import GE_TYPES, Call, Form
+from torchair.ascend.ops.forms import GE_TYPES, GeForm, OperatorCall
 from torchair.ascend.ops.library import dtype_of, wrong
 from torchair.convert.operands import plain, promote, wanted
 from torchair.convert.registry import Decline, bound, builtin
@@ -38,7 +38,7 @@ def _type_number(operator: str, argument: str, code: Any) -> int | None:
     return int(torch_to_ge(dtype_of(operator, argument, code)))
 
 
-def _attributes(operator: str, form: Form, proto: Prototype, given: dict[str, Any]) -> Any:
+def _attributes(operator: str, form: GeForm, proto: Prototype, given: dict[str, Any]) -> Any:
     attrs: dict[str, Any] = {
         name: value(given) if callable(value) else value for name, value in form.fixed.items()
     }
@@ -64,7 +64,7 @@ def _word(operator: str, argument: str, words: Mapping[Any, Any], value: Any) ->
 
 
 def _unplaced(
-    form: Form, proto: Prototype, call: Call, given: Mapping[str, Any]
+    form: GeForm, proto: Prototype, call: OperatorCall, given: Mapping[str, Any]
 ) -> dict[str, Attr]:
     """Private attributes for what the GE operator has no place for; Decline tensors."""
     names = [*(p.name for p in proto.inputs), *(a.name for a in proto.attrs)]
@@ -89,8 +89,8 @@ def _noted(node: Node, private: dict[str, Attr]) -> None:
             value.learn(fact)
 
 
-def _converter(operator: NpuOperator, form: Form) -> Callable[..., Any]:
-    op_type, call, name = form.type, Call(operator.schema), operator.name
+def _converter(operator: NpuOperator, form: GeForm) -> Callable[..., Any]:
+    op_type, call, name = form.type, OperatorCall(operator.schema), operator.name
 
     @cache
     def proto() -> Prototype:

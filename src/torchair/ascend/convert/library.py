@@ -12,17 +12,19 @@ from torchair.convert.operands import alike, keep_alive
 from torchair.convert.registry import Decline, builtin
 from torchair.ge.graph import Value
 
-direct({
-    "npu.npu_format_cast.default": "Identity",  # there is one format only
-    "npu.npu_format_cast.Tensor": Direct("Identity", "self"),
-    "npu.npu_add_rms_norm.default": Direct("AddRmsNorm", "", "epsilon", alike=True),
-    "npu.npu_moe_gating_top_k_softmax.default": Direct("MoeGatingTopKSoftmax", "", "k"),
-    "npu.npu_moe_init_routing.default": Direct("MoeInitRouting", "", "active_num"),
-    "npu.npu_rms_norm.default": Direct("RmsNorm", "", "epsilon", alike=True),
-    "npu.npu_rms_norm_backward.default": Direct("RmsNormGrad", "dy self rstd gamma"),
-    "npu.npu_swiglu.default": Direct("SwiGlu", "self", "dim"),
-    "npu.npu_swiglu_backward.default": Direct("SwiGluGrad", "", "dim"),
-})  # fmt: skip
+direct(
+    {
+        "npu.npu_format_cast.default": "Identity",  # there is one format only
+        "npu.npu_format_cast.Tensor": Direct("Identity", "self"),
+        "npu.npu_add_rms_norm.default": Direct("AddRmsNorm", "", "epsilon", alike=True),
+        "npu.npu_moe_gating_top_k_softmax.default": Direct("MoeGatingTopKSoftmax", "", "k"),
+        "npu.npu_moe_init_routing.default": Direct("MoeInitRouting", "", "active_num"),
+        "npu.npu_rms_norm.default": Direct("RmsNorm", "", "epsilon", alike=True),
+        "npu.npu_rms_norm_backward.default": Direct("RmsNormGrad", "dy self rstd gamma"),
+        "npu.npu_swiglu.default": Direct("SwiGlu", "self", "dim"),
+        "npu.npu_swiglu_backward.default": Direct("SwiGluGrad", "", "dim"),
+    }
+)
 
 
 # ---- rotary embedding ----
@@ -47,10 +49,15 @@ def rotary_mul_backward(grad: Value, self: Value, r1: Value, r2: Value, rotary_m
 
 @builtin("npu.npu_moe_finalize_routing.default")
 def finalize_routing(
-    expanded_permuted_rows: Value, skip1: Value | None, skip2: Value | None, bias: Value | None,
-    scales: Value | None, expanded_src_to_dst_row: Value, export_for_source_row: Value | None,
+    expanded_permuted_rows: Value,
+    skip1: Value | None,
+    skip2: Value | None,
+    bias: Value | None,
+    scales: Value | None,
+    expanded_src_to_dst_row: Value,
+    export_for_source_row: Value | None,
     drop_pad_mode: int | None,
-) -> Any:  # fmt: skip
+) -> Any:
     rows, places, mode = expanded_permuted_rows, expanded_src_to_dst_row, drop_pad_mode or 0
     optional = (skip1, skip2, bias, scales, export_for_source_row)
     if mode == 0 and all(x is not None for x in optional):
@@ -73,9 +80,13 @@ def prefetch(self: Value, dependency: Value | None, max_size: int, offset: int) 
 
 @builtin("npu.npu_scatter_list.default")
 def scatter_list(
-    self: Sequence[Value], indices: Value, updates: Value, mask: Value | None, reduce: str,
+    self: Sequence[Value],
+    indices: Value,
+    updates: Value,
+    mask: Value | None,
+    reduce: str,
     axis: int,
-) -> Any:  # fmt: skip
+) -> Any:
     copies = [ge.TensorMove(var) for var in self]
     return ge.ScatterList(
         copies, indices, updates, mask, reduce=reduce, axis=axis, size_of_var=len(copies)
@@ -83,9 +94,7 @@ def scatter_list(
 
 
 @builtin("npu.npu_gather_backward.default")
-def gather_backward(
-    grad: Value, self_size: Any, dim: int, index: Value, sparse_grad: bool
-) -> Any:
+def gather_backward(grad: Value, self_size: Any, dim: int, index: Value, sparse_grad: bool) -> Any:
     if sparse_grad:
         raise Decline("a sparse gradient")
     zeros = ge.Fill(self_size, ge.Const(0, dtype=grad.dtype))

@@ -24,10 +24,16 @@ def linear(input: Value, weight: Value, bias: Value | None) -> Any:
 
 @builtin("npu.npu_ffn.default")
 def ffn(
-    x: Value, weight1: Value, weight2: Value, activation: str, expert_tokens: Any,
-    expert_tokens_index: Any, inner_precise: int | None, meta_outputs: TensorSpec,
+    x: Value,
+    weight1: Value,
+    weight2: Value,
+    activation: str,
+    expert_tokens: Any,
+    expert_tokens_index: Any,
+    inner_precise: int | None,
+    meta_outputs: TensorSpec,
     **operands: Value | None,
-) -> Any:  # fmt: skip
+) -> Any:
     if expert_tokens is not None and expert_tokens_index is not None:
         raise Decline("expert_tokens and expert_tokens_index")
     ends = expert_tokens_index is not None
@@ -35,11 +41,16 @@ def ffn(
     operands.pop("output_dtype", None)
     quantised = x.dtype == DataType.DT_INT8
     return ge.FFN(
-        x, weight1, weight2, None if tokens is None else promote(INT64, list(tokens)),
-        **operands, activation=activation, inner_precise=inner_precise or 0,
+        x,
+        weight1,
+        weight2,
+        None if tokens is None else promote(INT64, list(tokens)),
+        **operands,
+        activation=activation,
+        inner_precise=inner_precise or 0,
         output_dtype=_RESULTS.get(meta_outputs.dtype, -1) if quantised else -1,
         tokens_index_flag=ends,
-    )  # fmt: skip
+    )
 
 
 @builtin("npu.npu_quant_matmul_reduce_sum.default")

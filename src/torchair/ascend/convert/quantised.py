@@ -18,9 +18,12 @@ from torchair.ge.graph import TensorSpec, Value
 from torchair.ge.shapes import is_static
 
 _TEXTS = {
-    torch.int8: "torch.qint8", torch.uint8: "torch.quint8", torch.int32: "torch.qint32",
-    torch.float8_e5m2: "torch.float8_e5m2", torch.float8_e4m3fn: "torch.float8_e4m3fn",
-}  # fmt: skip
+    torch.int8: "torch.qint8",
+    torch.uint8: "torch.quint8",
+    torch.int32: "torch.qint32",
+    torch.float8_e5m2: "torch.float8_e5m2",
+    torch.float8_e4m3fn: "torch.float8_e4m3fn",
+}
 _PACKED = "four-bit integers, for which torch has no type"
 
 
@@ -51,20 +54,35 @@ def quantize(
         ]
         return ge.Quantize(self, *vectors, dtype=_TEXTS[kind], axis=axis)
     return ge.AscendQuantV2(
-        self, scales, zero_points, sqrt_mode=False, round_mode="round",
-        dst_type=narrow, axis=axis,
-    )  # fmt: skip
+        self,
+        scales,
+        zero_points,
+        sqrt_mode=False,
+        round_mode="round",
+        dst_type=narrow,
+        axis=axis,
+    )
 
 
 def _with_offsets(
-    x: Value, symmetrical: bool, *, smooth_scales: Value | None = None,
-    group_index: Value | None = None, dst_type: Any = None, quant_mode: str = "pertoken",
+    x: Value,
+    symmetrical: bool,
+    *,
+    smooth_scales: Value | None = None,
+    group_index: Value | None = None,
+    dst_type: Any = None,
+    quant_mode: str = "pertoken",
     dst_type_max: float = 0.0,
-) -> Any:  # fmt: skip
+) -> Any:
     return ge.DynamicQuantV2(
-        x, smooth_scales, group_index, dst_type=_narrow(quant.dynamic_quant_type(dst_type)),
-        is_symmetrical=symmetrical, quant_mode=quant_mode, dst_type_max=dst_type_max,
-    )  # fmt: skip
+        x,
+        smooth_scales,
+        group_index,
+        dst_type=_narrow(quant.dynamic_quant_type(dst_type)),
+        is_symmetrical=symmetrical,
+        quant_mode=quant_mode,
+        dst_type_max=dst_type_max,
+    )
 
 
 @builtin("npu.npu_dynamic_quant.default")
@@ -106,16 +124,28 @@ def trans_quant_param(scale: Value, offset: Value | None, round_mode: int | None
 
 @builtin("npu.npu_quant_matmul.default")
 def quant_matmul(
-    x1: Value, x2: Value, scale: Value, offset: Value | None, pertoken_scale: Value | None,
-    bias: Value | None, output_dtype: Any, **others: Any,
-) -> Any:  # fmt: skip
+    x1: Value,
+    x2: Value,
+    scale: Value,
+    offset: Value | None,
+    pertoken_scale: Value | None,
+    bias: Value | None,
+    output_dtype: Any,
+    **others: Any,
+) -> Any:
     no_packed(x1)
     _no_others(others)
     return ge.QuantBatchMatmulV3(
-        x1, _unpacked_weight(x2, x1), scale, offset, bias, pertoken_scale,
-        dtype=torch_to_ge(matmul.quant_matmul_type(output_dtype)), transpose_x1=False,
+        x1,
+        _unpacked_weight(x2, x1),
+        scale,
+        offset,
+        bias,
+        pertoken_scale,
+        dtype=torch_to_ge(matmul.quant_matmul_type(output_dtype)),
+        transpose_x1=False,
         transpose_x2=False,
-    )  # fmt: skip
+    )
 
 
 def _no_others(others: dict[str, Any]) -> None:
@@ -126,19 +156,35 @@ def _no_others(others: dict[str, Any]) -> None:
 
 @builtin("npu.npu_weight_quant_batchmatmul.default")
 def weight_quant_batchmatmul(
-    x: Value, weight: Value, antiquant_scale: Value, antiquant_offset: Value | None,
-    quant_scale: Value | None, quant_offset: Value | None, bias: Value | None,
-    antiquant_group_size: int, inner_precise: int, weight_dtype: Any,
-) -> Any:  # fmt: skip
+    x: Value,
+    weight: Value,
+    antiquant_scale: Value,
+    antiquant_offset: Value | None,
+    quant_scale: Value | None,
+    quant_offset: Value | None,
+    bias: Value | None,
+    antiquant_group_size: int,
+    inner_precise: int,
+    weight_dtype: Any,
+) -> Any:
     _no_others({"weight_dtype": weight_dtype})
     weight = _unpacked_weight(weight, x)
     if quant_scale is not None and quant_scale.dtype == DataType.DT_INT64:
         quant_scale = ge.Cast(quant_scale, dst_type=DataType.DT_UINT64)
     return ge.WeightQuantBatchMatmulV2(
-        x, weight, antiquant_scale, antiquant_offset, quant_scale, quant_offset, bias,
-        transpose_x=False, transpose_weight=False, antiquant_group_size=antiquant_group_size,
-        dtype=-1, inner_precise=inner_precise,
-    )  # fmt: skip
+        x,
+        weight,
+        antiquant_scale,
+        antiquant_offset,
+        quant_scale,
+        quant_offset,
+        bias,
+        transpose_x=False,
+        transpose_weight=False,
+        antiquant_group_size=antiquant_group_size,
+        dtype=-1,
+        inner_precise=inner_precise,
+    )
 
 
 def _unpacked_weight(weight: Value, x: Value) -> Value:
@@ -170,9 +216,10 @@ def _unpacked_words(packed: Value) -> Value:
 
 _RESULTS = {torch.float16: 0, torch.bfloat16: 1, torch.int32: 2}
 _BIASES: dict[int, int] = {
-    DataType.DT_BF16: DataType.DT_FLOAT, DataType.DT_INT8: DataType.DT_INT32,
+    DataType.DT_BF16: DataType.DT_FLOAT,
+    DataType.DT_INT8: DataType.DT_INT32,
     DataType.DT_FLOAT16: DataType.DT_FLOAT16,
-}  # fmt: skip
+}
 
 
 def _filled(tensors: Sequence[Value] | None, dtype: int) -> list[Value]:
@@ -184,12 +231,24 @@ def _filled(tensors: Sequence[Value] | None, dtype: int) -> list[Value]:
 
 @builtin("npu.npu_grouped_matmul.default", "npu.npu_grouped_matmul.List")
 def grouped_matmul(
-    x: Sequence[Value], weight: Sequence[Value], bias: Any, scale: Any, offset: Any,
-    antiquant_scale: Any, antiquant_offset: Any, per_token_scale: Any, group_list: Any,
-    split_item: int | None, group_type: int | None, group_list_type: int | None,
-    act_type: int | None, tuning_config: Any, output_dtype: Any,
-    meta_outputs: Sequence[TensorSpec], **others: Any,
-) -> Any:  # fmt: skip
+    x: Sequence[Value],
+    weight: Sequence[Value],
+    bias: Any,
+    scale: Any,
+    offset: Any,
+    antiquant_scale: Any,
+    antiquant_offset: Any,
+    per_token_scale: Any,
+    group_list: Any,
+    split_item: int | None,
+    group_type: int | None,
+    group_list_type: int | None,
+    act_type: int | None,
+    tuning_config: Any,
+    output_dtype: Any,
+    meta_outputs: Sequence[TensorSpec],
+    **others: Any,
+) -> Any:
     no_packed(*weight)
     _no_others(others)
     tokens = per_token_scale or [None]
@@ -198,15 +257,24 @@ def grouped_matmul(
     kind, own = x[0].dtype, DataType.DT_BF16
     factors = own if kind == own else DataType.DT_FLOAT16
     return ge.GroupedMatmul(
-        list(x), list(weight), _filled(bias, _BIASES.get(kind, DataType.DT_FLOAT)),
-        _filled(scale, DataType.DT_UINT64), _filled(offset, DataType.DT_FLOAT),
-        _filled(antiquant_scale, factors), _filled(antiquant_offset, factors),
-        None if group_list is None else promote(DataType.DT_INT64, group_list), tokens[0],
-        split_item=split_item or 0, dtype=_grouped_type(x, output_dtype), transpose_weight=False,
-        transpose_x=False, group_type=kind_of(group_type, x, group_list),
-        group_list_type=group_list_type or 0, act_type=act_type or 0,
+        list(x),
+        list(weight),
+        _filled(bias, _BIASES.get(kind, DataType.DT_FLOAT)),
+        _filled(scale, DataType.DT_UINT64),
+        _filled(offset, DataType.DT_FLOAT),
+        _filled(antiquant_scale, factors),
+        _filled(antiquant_offset, factors),
+        None if group_list is None else promote(DataType.DT_INT64, group_list),
+        tokens[0],
+        split_item=split_item or 0,
+        dtype=_grouped_type(x, output_dtype),
+        transpose_weight=False,
+        transpose_x=False,
+        group_type=kind_of(group_type, x, group_list),
+        group_list_type=group_list_type or 0,
+        act_type=act_type or 0,
         size_of_y=len(meta_outputs),
-    )  # fmt: skip
+    )
 
 
 def _grouped_type(x: Sequence[Value], output_dtype: Any) -> int:
@@ -226,16 +294,33 @@ def _grouped_type(x: Sequence[Value], output_dtype: Any) -> int:
 
 @builtin("npu.npu_quant_conv2d.default")
 def quant_conv2d(
-    input: Value, weight: Value, scale: Value, strides: Sequence[int], pads: Sequence[int],
-    dilations: Sequence[int], groups: int, offset_x: int, round_mode: str,
-    output_dtype: int | None, bias: Value | None, offset: Value | None,
-) -> Any:  # fmt: skip
+    input: Value,
+    weight: Value,
+    scale: Value,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    groups: int,
+    offset_x: int,
+    round_mode: str,
+    output_dtype: int | None,
+    bias: Value | None,
+    offset: Value | None,
+) -> Any:
     if offset is not None or output_dtype is None:
         raise Decline("an offset, or no type for the result")
     return ge.QuantConv2D(
-        input, weight, scale, bias, None,
+        input,
+        weight,
+        scale,
+        bias,
+        None,
         dtype=torch_to_ge(dtype_of("npu_quant_conv2d", "output_dtype", output_dtype)),
-        strides=[1, 1, *strides], pads=[pads[0], pads[0], pads[1], pads[1]],
-        dilations=[1, 1, *dilations], groups=groups, data_format="NCHW", offset_x=offset_x,
+        strides=[1, 1, *strides],
+        pads=[pads[0], pads[0], pads[1], pads[1]],
+        dilations=[1, 1, *dilations],
+        groups=groups,
+        data_format="NCHW",
+        offset_x=offset_x,
         round_mode=round_mode,
-    )  # fmt: skip
+    )

@@ -32,10 +32,16 @@ _set = torch.ops.aten.set_.source_Storage_storage_offset
 
 # Operators that torch lets read tensors of the host beside those of a device.
 _TAKES_HOST_TENSORS = {
-    "aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_foreach_copy_",
-    "aten::_index_put_impl_", "aten::_pack_padded_sequence", "aten::_unsafe_index",
-    "aten::_unsafe_index_put", "aten::index", "aten::index_put", "aten::index_put_",
-}  # fmt: skip
+    "aten::_amp_foreach_non_finite_check_and_unscale_",
+    "aten::_foreach_copy_",
+    "aten::_index_put_impl_",
+    "aten::_pack_padded_sequence",
+    "aten::_unsafe_index",
+    "aten::_unsafe_index_put",
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+}
 
 
 class Operands:

@@ -39,17 +39,30 @@ def register_attention() -> list[Library]:
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The fused kernel, or torch's own way to do without."""
     both = is_causal and attn_mask is not None  # an error that torch explains
     if both or not suits(query, key, value, attn_mask, dropout_p, enable_gqa):
         return _attention._op_dk(
-            _COMPOSITE, query, key, value, attn_mask, dropout_p, is_causal,
-            scale=scale, enable_gqa=enable_gqa,
-        )  # fmt: skip
+            _COMPOSITE,
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         lowest = torch.scalar_tensor(float("-inf"), dtype=query.dtype, device=query.device)
         attn_mask = torch.where(attn_mask, 0.0, lowest)
@@ -57,9 +70,13 @@ def attention(
 
 
 def suits(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
     enable_gqa: bool,
-) -> bool:  # fmt: skip
+) -> bool:
     """What torch chooses for the same tensors on the CPU, from dims, strides and types alone: those
     that a tracer holds have no memory to ask about."""
     tensors = (query, key, value)
@@ -132,9 +149,18 @@ FLOAT32 = [
 ]  # fmt: skip
 
 WIDEST = [
-    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
-    "tensordot", "scatter_add",
-]  # fmt: skip
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+]
 
 _Choice = Callable[[list[torch.Tensor]], torch.dtype]
 

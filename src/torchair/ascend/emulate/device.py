@@ -156,9 +156,18 @@ def _install_accelerator() -> None:
 # Names of `torch.npu` that Dynamo knows too.
 _OF_WORKERS = ("set_device", "current_device", "get_device_properties")
 _OF_DYNAMO = (
-    "device", "Event", "Stream", "device_count", "is_available", "stream", "current_stream",
-    "set_stream", "synchronize", "is_bf16_supported", "memory_allocated",
-)  # fmt: skip
+    "device",
+    "Event",
+    "Stream",
+    "device_count",
+    "is_available",
+    "stream",
+    "current_stream",
+    "set_stream",
+    "synchronize",
+    "is_bf16_supported",
+    "memory_allocated",
+)
 
 
 def install_hooks() -> None:

@@ -94,7 +94,7 @@ MODULES: dict[str, str | None] = {
 }
 
 
-class Finder(MetaPathFinder, Loader):
+class FacadeFinder(MetaPathFinder, Loader):
     """Finds and makes modules of the emulated package: those that `knows` tells."""
 
     def __init__(self, knows: Callable[[str], bool]) -> None:
@@ -124,9 +124,11 @@ class Finder(MetaPathFinder, Loader):
 def install_finder() -> None:
     """Answer for the package from now on; for modules of torchair under their names there before
     the path does, which would find their files and load them a second time."""
-    if not any(isinstance(f, Finder) for f in sys.meta_path):
-        sys.meta_path.append(Finder(lambda name: name == PACKAGE or name in MODULES))
-        sys.meta_path.insert(0, Finder(lambda name: name.startswith((f"{_OURS}.", f"{_CAPTURE}."))))
+    if not any(isinstance(f, FacadeFinder) for f in sys.meta_path):
+        sys.meta_path.append(FacadeFinder(lambda name: name == PACKAGE or name in MODULES))
+        sys.meta_path.insert(
+            0, FacadeFinder(lambda name: name.startswith((f"{_OURS}.", f"{_CAPTURE}.")))
+        )
 
 
 # ---- torch.npu ----

@@ -40,18 +40,25 @@ def _comm_name(backend: Any, rank: int, init_comm: bool = True) -> str:
 
 
 def all_gather_into_tensor_uneven(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor,
-    output_split_sizes: list[int] | None = None, group: Any = None, async_op: bool = False,
-) -> None:  # fmt: skip
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    output_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> None:
     """Gather pieces of different length along the first dim, one of each rank."""
     sizes = _sizes(output_tensor, output_split_sizes, group, async_op)
     npu_all_gather_into_tensor_uneven(output_tensor, input_tensor, sizes, group)
 
 
 def reduce_scatter_tensor_uneven(
-    output: torch.Tensor, input: torch.Tensor, input_split_sizes: list[int] | None = None,
-    op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False,
-) -> None:  # fmt: skip
+    output: torch.Tensor,
+    input: torch.Tensor,
+    input_split_sizes: list[int] | None = None,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> None:
     """Reduce, and keep the piece along the first dim that belongs to this rank."""
     sizes = _sizes(input, input_split_sizes, group, async_op)
     npu_reduce_scatter_tensor_uneven(output, input, sizes, op, group)

@@ -19,14 +19,22 @@ from torchair.ascend.emulate.boxed import HOST_KEYS, Boxed, boxed
 from torchair.ascend.emulate.state import GENERATORS, STATE, as_cpu, as_npu, kept_on_cpu
 from torchair.torch_private.dispatch import all_operator_names, has_kernel
 
-Kernel = Callable[..., Any]
+HostKernel = Callable[..., Any]
 aten = torch.ops.aten
 
 METADATA = (
-    "as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real",
-    "view_as_complex", "set_.source_Storage", "set_.source_Storage_storage_offset",
-    "set_.source_Tensor", "is_set_to",
-)  # fmt: skip
+    "as_strided",
+    "view",
+    "view.dtype",
+    "_reshape_alias",
+    "unfold",
+    "view_as_real",
+    "view_as_complex",
+    "set_.source_Storage",
+    "set_.source_Storage_storage_offset",
+    "set_.source_Tensor",
+    "is_set_to",
+)
 
 _set = aten.set_.source_Storage_storage_offset
 _as_strided = aten.as_strided.default
@@ -39,7 +47,7 @@ def overload(name: str, library: str = "aten") -> Any:
     return getattr(getattr(getattr(torch.ops, library), base), variant or "default")
 
 
-def metadata_kernel(name: str) -> Kernel:
+def metadata_kernel(name: str) -> HostKernel:
     """The CPU's own kernel, called with tensors of the device."""
     operator = overload(name)
     return lambda *args, **kwargs: operator.redispatch(HOST_KEYS, *args, **kwargs)
@@ -55,13 +63,16 @@ def _new(tensor: Tensor, device: Any) -> Tensor:
     return as_npu(tensor, STATE.index_of(device))
 
 
-def _maker(make: Kernel) -> Kernel:
+def _maker(make: HostKernel) -> HostKernel:
     """Memory as torch makes it on the host, for the device."""
 
     def kernel(
-        *dims: Sequence[int], dtype: Any = None, device: Any = None, memory_format: Any = None,
+        *dims: Sequence[int],
+        dtype: Any = None,
+        device: Any = None,
+        memory_format: Any = None,
         **_: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         kind = {} if memory_format is None else {"memory_format": memory_format}
         return _new(make(*dims, dtype=dtype, device="cpu", **kind), device)
 
@@ -133,7 +144,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
     return _new(pair[0], input.device), _new(pair[1], input.device)
 
 
-OWN: dict[str, Kernel] = {
+OWN: dict[str, HostKernel] = {
     "empty.memory_format": _maker(torch.empty),
     "empty_strided": _maker(torch.empty_strided),
     "_efficientzerotensor": _maker(torch.zeros),  # with memory: without there is none to alias
@@ -153,9 +164,12 @@ Optional = Tensor | None
 
 
 def lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Optional = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Optional = None,
     hidden_bias: Optional = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """New hidden state, new cell state, and the four gates for the backward."""
     i, f, c, o = _sum(_sum(input_gates + hidden_gates, input_bias), hidden_bias).chunk(4, 1)
     i, f, c, o = i.sigmoid(), f.sigmoid(), c.tanh(), o.sigmoid()
@@ -184,9 +198,12 @@ def lstm_cell_backward(
 
 
 def gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Optional = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Optional = None,
     hidden_bias: Optional = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """New hidden state, and what the backward needs."""
     a = _sum(input_gates, input_bias).chunk(3, 1)
     b = _sum(hidden_gates, hidden_bias).chunk(3, 1)
@@ -232,7 +249,7 @@ def register_kernels() -> list[Library]:
     """The kernels of the device, registered for as long as these libraries live."""
     aten, everything = Library("aten", "IMPL", KEY), Library("_", "IMPL")
     collectives = Library("c10d", "IMPL", KEY)
-    own: dict[str, Kernel] = {**OWN, **CELLS, **{n: metadata_kernel(n) for n in METADATA}}
+    own: dict[str, HostKernel] = {**OWN, **CELLS, **{n: metadata_kernel(n) for n in METADATA}}
     for name, kernel in own.items():
         aten.impl(name, kernel)
     # For operators that have no kernel here, such as those of a user's library.
@@ -247,7 +264,7 @@ def register_kernels() -> list[Library]:
     return [aten, everything, collectives]
 
 
-def _lazy(library: str, name: str) -> Kernel:
+def _lazy(library: str, name: str) -> HostKernel:
     """The boxed kernel of an operator, made when it is first called."""
     made: list[Boxed] = []
 

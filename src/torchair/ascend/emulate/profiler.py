@@ -82,10 +82,16 @@ class _ExperimentalConfig:
     effect."""
 
     def __init__(
-        self, profiler_level: Any = ProfilerLevel.Level0, *, mstx: bool = False,
-        msprof_tx: bool = False, mstx_domain_include: Iterable[str] | None = None,
-        mstx_domain_exclude: Iterable[str] | None = None, export_type: Any = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        profiler_level: Any = ProfilerLevel.Level0,
+        *,
+        mstx: bool = False,
+        msprof_tx: bool = False,
+        mstx_domain_include: Iterable[str] | None = None,
+        mstx_domain_exclude: Iterable[str] | None = None,
+        export_type: Any = None,
+        **settings: Any,
+    ) -> None:
         """`msprof_tx` is what `mstx` was called before; `export_type` one or several of
         `ExportType`."""
         self.profiler_level = profiler_level
@@ -136,9 +142,11 @@ def schedule(
 
 
 def tensorboard_trace_handler(
-    dir_name: str | None = None, worker_name: str | None = None, analyse_flag: bool = True,
+    dir_name: str | None = None,
+    worker_name: str | None = None,
+    analyse_flag: bool = True,
     async_mode: bool = False,
-) -> Callable[[Any], None]:  # fmt: skip
+) -> Callable[[Any], None]:
     """A function that writes a trace into a folder that TensorBoard can be pointed to, and beside
     it the folder `{worker}_{time}_ascend_pt`. Without `analyse_flag` that holds what was recorded,
     for `analyse`; with `async_mode` its files are made while the program goes on."""
@@ -165,13 +173,19 @@ class profile(torch.profiler.profile):
     """Record what runs inside a block, on the host and on the streams of the device."""
 
     def __init__(
-        self, *, activities: Iterable[ProfilerActivity] | None = None,
+        self,
+        *,
+        activities: Iterable[ProfilerActivity] | None = None,
         schedule: Callable[[int], ProfilerAction] | None = None,
-        on_trace_ready: Callable[..., Any] | None = None, record_shapes: bool = False,
-        profile_memory: bool = False, with_stack: bool = False, with_flops: bool = False,
-        with_modules: bool = False, experimental_config: _ExperimentalConfig | None = None,
+        on_trace_ready: Callable[..., Any] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+        experimental_config: _ExperimentalConfig | None = None,
         **_: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         wanted = set(activities) if activities is not None else supported_activities()
         unknown = wanted - supported_activities()
         if unknown:
@@ -183,17 +197,24 @@ class profile(torch.profiler.profile):
         self._over = False
         self._trace: dict[str, Any] | None = None
         self._chosen = {
-            "activities": sorted(a.name for a in wanted), "record_shapes": record_shapes,
-            "profile_memory": profile_memory, "with_stack": with_stack, "with_flops": with_flops,
+            "activities": sorted(a.name for a in wanted),
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
             "with_modules": with_modules,
-        }  # fmt: skip
+        }
         super().__init__(
-            activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule,
-            on_trace_ready=on_trace_ready or self._keep, record_shapes=record_shapes,
-            profile_memory=profile_memory, with_stack=with_stack or with_modules,
-            with_flops=with_flops, with_modules=with_modules,
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            schedule=schedule,
+            on_trace_ready=on_trace_ready or self._keep,
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack or with_modules,
+            with_flops=with_flops,
+            with_modules=with_modules,
             experimental_config=KinetoConfig(profile_all_threads=True),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def enable_profiler_in_child_thread(**settings: Any) -> None:

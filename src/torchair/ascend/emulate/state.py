@@ -177,9 +177,16 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 FUNCTIONS = by_name(
-    manual_seed, manual_seed_all, seed, seed_all, initial_seed, get_rng_state, get_rng_state_all,
-    set_rng_state, set_rng_state_all,
-)  # fmt: skip
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    initial_seed,
+    get_rng_state,
+    get_rng_state_all,
+    set_rng_state,
+    set_rng_state_all,
+)
 """Those of `torch.npu` for random numbers."""
 
 
@@ -352,7 +359,11 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 
 STATISTICS = by_name(
-    *(_figure(*row) for row in _FIGURES), reset_peak_memory_stats, empty_cache, mem_get_info,
-    memory_stats, memory_summary,
-)  # fmt: skip
+    *(_figure(*row) for row in _FIGURES),
+    reset_peak_memory_stats,
+    empty_cache,
+    mem_get_info,
+    memory_stats,
+    memory_summary,
+)
 """Those of `torch.npu` for memory."""

@@ -75,9 +75,13 @@ class Event(torch.Event):
     """A moment. Times are those of the host's clock."""
 
     def __new__(
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
-        external: bool = False, device: Any = None,
-    ) -> Event:  # fmt: skip
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+        device: Any = None,
+    ) -> Event:
         where = torch.device(DEVICE_TYPE, STATE.index_of(device))
         made: Event = super().__new__(cls, device=where, enable_timing=enable_timing)
         made._timed, made._at = enable_timing, None
@@ -192,8 +196,8 @@ class TapedCall:
 class DeviceTape:
     """What one capture has seen.
 
-    Operators are carried out as ever, so that dims and memory are known; at the end everything that
-    was there before has its old content again. A replay runs the operators on the same memory.
+    Operators are carried out as usual, so that dims and memory are known; at the end everything
+    that was there before has its old content again. A replay runs the operators on the same memory.
     """
 
     def __init__(self) -> None:
@@ -215,9 +219,12 @@ class DeviceTape:
         return result
 
     def call(
-        self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any],
+        self,
+        function: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
         written: list[torch.Tensor],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Carry a function out, and note it; `written` are the arguments that it updates."""
         for tensor in written:
             self._save(tensor)
@@ -316,9 +323,12 @@ class NPUGraph:
 
 @contextmanager
 def graph(
-    npu_graph: NPUGraph, pool: tuple[int, int] | None = None, stream: Stream | None = None,
-    capture_error_mode: ErrorMode = "global", **_: Any,
-) -> Iterator[None]:  # fmt: skip
+    npu_graph: NPUGraph,
+    pool: tuple[int, int] | None = None,
+    stream: Stream | None = None,
+    capture_error_mode: ErrorMode = "global",
+    **_: Any,
+) -> Iterator[None]:
     """A block whose work is captured instead of done."""
     gc.collect()
     with StreamContext(stream if stream is not None else Stream()):
@@ -342,7 +352,18 @@ def is_current_stream_capturing() -> bool:
 
 
 FUNCTIONS = by_name(
-    Stream, Event, StreamContext, default_stream, current_stream, set_stream, stream, device,
-    device_of, NPUGraph, graph, graph_pool_handle, is_current_stream_capturing,
-)  # fmt: skip
+    Stream,
+    Event,
+    StreamContext,
+    default_stream,
+    current_stream,
+    set_stream,
+    stream,
+    device,
+    device_of,
+    NPUGraph,
+    graph,
+    graph_pool_handle,
+    is_current_stream_capturing,
+)
 """Those of `torch.npu` for streams and graphs."""

@@ -114,9 +114,12 @@ def _computes(node: fx.Node) -> bool:
 def _described(node: fx.Node, vector_cores: int) -> dict[str, Any]:
     target = str(node.target)
     args: dict[str, Any] = {
-        "Task Type": "KERNEL_AIVEC", "Numblocks": vector_cores, "Schem Mode": 0,
-        "op": target, "source": source_line(node),
-    }  # fmt: skip
+        "Task Type": "KERNEL_AIVEC",
+        "Numblocks": vector_cores,
+        "Schem Mode": 0,
+        "op": target,
+        "source": source_line(node),
+    }
     if is_collective(target) or sounds_like_communication(target):
         args |= {"Schem Mode": 1, "ExtendInfo": {"taskType": "communication"}}
     return args

@@ -82,8 +82,7 @@ def graph_tasks(
     labels = list(dict.fromkeys(["", *map(lanes.of, nodes)]))
     number = {n: k for k, n in enumerate(nodes)}
     needs = [
-        {number[x] for x in n.producers() if number.get(x, k) < k}
-        for k, n in enumerate(nodes)
+        {number[x] for x in n.producers() if number.get(x, k) < k} for k, n in enumerate(nodes)
     ]
     order = LaneOrder([labels.index(lanes.of(n)) for n in nodes], needs)
     handles: dict[int, list[tuple[int, int]]] = {}  # of a node: (waiting node, handle)
@@ -119,9 +118,12 @@ def _described(node: Node, limits: tuple[int, int]) -> dict[str, Any]:
     blocks = int(own) if str(own).isdecimal() else limits[0 if cube else 1]
     source = node.origin.line if node.origin is not None else ""
     args: dict[str, Any] = {
-        "Task Type": "KERNEL_AICORE" if cube else "KERNEL_AIVEC", "Numblocks": blocks,
-        "Schem Mode": 0, "op": node.type, "source": source,
-    }  # fmt: skip
+        "Task Type": "KERNEL_AICORE" if cube else "KERNEL_AIVEC",
+        "Numblocks": blocks,
+        "Schem Mode": 0,
+        "op": node.type,
+        "source": source,
+    }
     if communicates(node) or sounds_like_communication(node.type):
         args |= {"Schem Mode": 1, "ExtendInfo": {"taskType": "communication"}}
     return args

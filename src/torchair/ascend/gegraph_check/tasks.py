@@ -202,8 +202,10 @@ def set_clocks(tasks: Sequence[TraceTask]) -> list[TraceTask]:
                 at[stream] += 1
                 moved = True
         if not moved:  # nobody can go on: let the first one pass, and say so
-            first = min((own[at[s]] for s, own in streams.items() if at[s] < len(own)),
-                        key=lambda t: t.number)  # fmt: skip
+            first = min(
+                (own[at[s]] for s, own in streams.items() if at[s] < len(own)),
+                key=lambda t: t.number,
+            )
             stuck.append(first)
             _advance(first, fired, now[first.stream])
             at[first.stream] += 1

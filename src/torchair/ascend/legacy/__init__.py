@@ -47,8 +47,9 @@ class Finder(MetaPathFinder, Loader):
         if module.__name__ == "torchair.ge_concrete_graph":
             warnings.warn(
                 "torchair.ge_concrete_graph is an old name, import from torchair.ge",
-                DeprecationWarning, stacklevel=2,
-            )  # fmt: skip
+                DeprecationWarning,
+                stacklevel=2,
+            )
 
 
 class _Alias(ModuleType):

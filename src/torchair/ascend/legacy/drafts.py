@@ -74,10 +74,15 @@ class IrDef:
 
 
 def ge_op(
-    op_type: str, *, inputs: dict[str, Slot] | None, outputs: list[str | tuple[str, int]] | None,
-    attrs: dict[str, Attr] | None = None, node_name: str | None = None,
-    dependencies: Sequence[Value] | None = None, ir: IrDef | None = None,
-) -> Any:  # fmt: skip
+    op_type: str,
+    *,
+    inputs: dict[str, Slot] | None,
+    outputs: list[str | tuple[str, int]] | None,
+    attrs: dict[str, Attr] | None = None,
+    node_name: str | None = None,
+    dependencies: Sequence[Value] | None = None,
+    ir: IrDef | None = None,
+) -> Any:
     """Add one operator as `ge.custom_op` does. With `ir`, optional inputs that are None and
     attributes at their default are left out, and the rest must be known to the engine."""
     if ir is not None and isinstance(inputs, dict | None) and isinstance(attrs, dict | None):

@@ -99,9 +99,7 @@ class AclConcreteGraph(concrete.AclConcreteGraph, metaclass=_Made):
         assert self._source is not None, "save_fx_graph comes first"
         gm, settings = own_copy(self._source), Settings.of(self.config)
         engine = NpuFxCompiler(self.config)._engine_of(gm, given, frozenset(), self.name)
-        super().__init__(
-            gm, self.name, settings, frozenset(), engine, False, self.config
-        )
+        super().__init__(gm, self.name, settings, frozenset(), engine, False, self.config)
         super().optimize(given, trace, aot_gm)
 
 
@@ -135,9 +133,10 @@ class GeGraphAscend:
 
 
 def optimize_and_convert(
-    ep: ExportedProgram, config: CompilerConfig | None = None,
+    ep: ExportedProgram,
+    config: CompilerConfig | None = None,
     custom_decompositions: Mapping[Any, Any] | None = None,
-) -> GeGraphAscend:  # fmt: skip
+) -> GeGraphAscend:
     """Decompose an exported program, run the FX passes over it, and convert it."""
     config = CompilerConfig() if config is None else config
     composite = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}

@@ -64,9 +64,7 @@ def get_dim_gears(t: torch.Tensor) -> DimGears | None:
 # ---- options among all keywords of a backend
 
 
-def process_kwargs_options(
-    config: CompilerConfig | FlatConfig, kwargs: Mapping[str, Any]
-) -> None:
+def process_kwargs_options(config: CompilerConfig | FlatConfig, kwargs: Mapping[str, Any]) -> None:
     """Set the options that `torch.compile(options=...)` gave to a backend."""
     options = kwargs.get("options") or {}
     if isinstance(config, FlatConfig):
@@ -175,8 +173,6 @@ def _bare(value: Any) -> Any:
 
 def _over_memory(t: torch.Tensor) -> torch.Tensor:
     memory = t.untyped_storage()
-    storage = storage_at(
-        memory.data_ptr(), t.device, memory.nbytes()
-    )
+    storage = storage_at(memory.data_ptr(), t.device, memory.nbytes())
     made = torch.empty(0, dtype=t.dtype, device=t.device)
     return made.set_(storage, t.storage_offset(), t.shape, t.stride())

@@ -206,17 +206,21 @@ TABLE |= {name: {} for name in _PACKAGES.split()}
 
 _TOOLS = ("align_trace", "deadlock_check", "filter_operators")
 _CACHE = TABLE["torchair.inference._cache_compiler"]
-TABLE |= {
-    "torchair.inference.cache_compiler": _CACHE,
-    "npugraph_ex.inference._cache_compiler": _CACHE
-    | {"CompiledModel": "torchair.ascend.legacy.views.NpugraphExCacheFile"},
-} | {
-    f"npugraph_ex.tools.aclgraph_check.{tool}": {"*": f"torchair.ascend.gegraph_check.{tool}"}
-    for tool in _TOOLS
-} | {
-    f"npugraph_ex._acl_concrete_graph.{part}": {"*": f"torchair._acl_concrete_graph.{part}"}
-    for part in ("acl_graph", "cat_optimization", "graph_pass", "replace_stream_event", "utils")
-}
+TABLE |= (
+    {
+        "torchair.inference.cache_compiler": _CACHE,
+        "npugraph_ex.inference._cache_compiler": _CACHE
+        | {"CompiledModel": "torchair.ascend.legacy.views.NpugraphExCacheFile"},
+    }
+    | {
+        f"npugraph_ex.tools.aclgraph_check.{tool}": {"*": f"torchair.ascend.gegraph_check.{tool}"}
+        for tool in _TOOLS
+    }
+    | {
+        f"npugraph_ex._acl_concrete_graph.{part}": {"*": f"torchair._acl_concrete_graph.{part}"}
+        for part in ("acl_graph", "cat_optimization", "graph_pass", "replace_stream_event", "utils")
+    }
+)
 TABLE |= {"torchair.tools.gegraph_check": {}} | {
     f"torchair.tools.gegraph_check.{tool}": {"*": f"torchair.ascend.gegraph_check.{tool}"}
     for tool in (*_TOOLS, "tasks")

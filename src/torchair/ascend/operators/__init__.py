@@ -3,9 +3,15 @@
 from importlib import import_module
 
 FAMILIES = (
-    "attention", "gated", "native", "products", "quant", "routing", "scatter",
+    "attention",
+    "gated",
+    "native",
+    "products",
+    "quant",
+    "routing",
+    "scatter",
     "forms",  # what the others leave
-)  # fmt: skip
+)
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

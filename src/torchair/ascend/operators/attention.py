@@ -22,7 +22,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import dim_min
 from torchair.operators import core
 from torchair.operators.attention import wide_type
-from torchair.operators.core import Kernel, Op, add_row, call
+from torchair.operators.core import Op, TorchKernel, add_row, call
 
 _LENGTHS = ("actual_seq_lengths", "actual_seq_lengths_kv", "actual_shared_prefix_len")
 _PACKED = DataType.DT_INT32  # the type that holds eight four-bit integers
@@ -42,17 +42,21 @@ def infer_facts(op: Op) -> tuple[Fact, Fact]:
     """What an operator for inference gives: the result, and the sums if it has them."""
     value = _value(op)
     dims, sums = request_dims(
-        op.attr("input_layout"), op.shape("query"), value.shape or (), op.attr("num_heads"),
-        op.attr("num_key_value_heads"), op.node.inputs.get("block_table") is not None,
+        op.attr("input_layout"),
+        op.shape("query"),
+        value.shape or (),
+        op.attr("num_heads"),
+        op.attr("num_key_value_heads"),
+        op.node.inputs.get("block_table") is not None,
         value.dtype == _PACKED,
-    )  # fmt: skip
+    )
     query = op.dtype("query")
     result = Fact(DataType.DT_INT8 if op.fed("quant_scale2") else query, dims)
     summed = op.attr("softmax_lse_flag", False)
     return result, Fact(wide_type(query), sums) if summed else Fact(DataType.DT_FLOAT, (1,))
 
 
-def infer_kernel(op: Op, request: Callable[[dict[str, Any]], InferCall]) -> Kernel:
+def infer_kernel(op: Op, request: Callable[[dict[str, Any]], InferCall]) -> TorchKernel:
     """The torch kernel of an operator for inference. Lengths arrive as tensors."""
     proto, ports = op.node.prototype, list(op.node.inputs)
     assert proto is not None
@@ -74,8 +78,8 @@ def numbers(tensor: Any) -> list[int] | None:
     return None if tensor is None else tensor.reshape(-1).tolist()
 
 
-def _first(request: Callable[[dict[str, Any]], InferCall]) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
+def _first(request: Callable[[dict[str, Any]], InferCall]) -> Callable[[Op], TorchKernel]:
+    def make(op: Op) -> TorchKernel:
         kernel = infer_kernel(op, request)
         return lambda *tensors: kernel(*tensors)[0]
 
@@ -94,9 +98,12 @@ add_row(
 
 def _training_rule(op: Op) -> list[Fact]:
     dims, saved = result_dims(
-        op.shape("query"), op.shape("key"), op.shape("value"), op.attr("head_num"),
+        op.shape("query"),
+        op.shape("key"),
+        op.shape("value"),
+        op.attr("head_num"),
         op.attr("input_layout"),
-    )  # fmt: skip
+    )
     dtype = op.dtype("query")
     statistic = Fact(wide_type(dtype), saved)
     return [statistic, statistic, Fact(dtype, (0,)), Fact(dtype, dims)]
@@ -116,7 +123,7 @@ def _call(op: Op, named: dict[str, Any], shift: str) -> FusionCall:
     return FusionCall(pse=named[shift], **given)
 
 
-def _named(function: Callable[[Op, dict[str, Any]], Any]) -> Callable[[Op], Kernel]:
+def _named(function: Callable[[Op, dict[str, Any]], Any]) -> Callable[[Op], TorchKernel]:
     """A kernel that gets its tensors by the names of their ports."""
     return lambda op: lambda *given: function(op, dict(zip(op.node.inputs, given, strict=True)))
 

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchair.ascend.ops import NpuOperator, operators
-from torchair.ascend.ops.forms import GE_TYPES, Call, Form, Outline
+from torchair.ascend.ops.forms import GE_TYPES, GeForm, OperatorCall, TensorMeta
 from torchair.errors import MissingHostValue
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact
-from torchair.operators.core import Kernel, Op, Trait, add_row, rows
+from torchair.operators.core import Op, TorchKernel, Trait, add_row, rows
 
 _COLLECTIVE = Trait.COMMUNICATION | Trait.SIDE_EFFECT
 
 
-def _outline(fact: Fact) -> Outline:
+def _outline(fact: Fact) -> TensorMeta:
     if fact.shape is None:
         raise MissingHostValue("dims of an input are not known")
-    return Outline(fact.shape, ge_to_torch(fact.dtype))
+    return TensorMeta(fact.shape, ge_to_torch(fact.dtype))
 
 
-def _numbers(form: Form, call: Call, op: Op) -> dict[str, Any]:
+def _numbers(form: GeForm, call: OperatorCall, op: Op) -> dict[str, Any]:
     """Arguments that are attributes."""
     proto = op.node.prototype
     assert proto is not None
@@ -49,7 +49,7 @@ def _leaves(results: Any) -> Iterator[Any]:
 
 
 def _placed(
-    form: Form, call: Call, op: Op, results: list[Any], updated: Callable[[str], Any]
+    form: GeForm, call: OperatorCall, op: Op, results: list[Any], updated: Callable[[str], Any]
 ) -> list[Any]:
     """Outputs of the node: updated inputs, and results of the operator where they belong."""
     outputs, inputs = [v.port for v in op.node.outputs], op.node.inputs
@@ -64,7 +64,7 @@ def _facts(results: Any) -> Iterator[Fact]:
         yield Fact(torch_to_ge(result.dtype), tuple(result.shape))
 
 
-def _rule(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], list[Fact]]:
+def _rule(operator: NpuOperator, form: GeForm, call: OperatorCall) -> Callable[[Op], list[Fact]]:
     def rule(op: Op) -> list[Fact]:
         given = _numbers(form, call, op)
         for port, value in op.node.inputs.items():
@@ -81,8 +81,8 @@ def _rule(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], list[
     return rule
 
 
-def _kernel(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], Kernel]:
-    def make(op: Op) -> Kernel:
+def _kernel(operator: NpuOperator, form: GeForm, call: OperatorCall) -> Callable[[Op], TorchKernel]:
+    def make(op: Op) -> TorchKernel:
         numbers, ports = _numbers(form, call, op), list(op.node.inputs)
         updated = {v.port for v in op.node.outputs} & set(ports)
 
@@ -98,10 +98,10 @@ def _kernel(operator: NpuOperator, form: Form, call: Call) -> Callable[[Op], Ker
     return make
 
 
-def _enter(operator: NpuOperator, form: Form) -> None:
+def _enter(operator: NpuOperator, form: GeForm) -> None:
     if form.type in rows():
         return
-    call, traits = Call(operator.schema), Trait.NONE
+    call, traits = OperatorCall(operator.schema), Trait.NONE
     traits |= _COLLECTIVE if form.collective else traits
     traits |= Trait.CONTRACTION if form.product else traits
     add_row(form.type, _rule(operator, form, call), _kernel(operator, form, call), traits)

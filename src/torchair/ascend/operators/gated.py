@@ -9,13 +9,13 @@ import torch
 
 from torchair.ascend.ops import activation, gates
 from torchair.codegen.loops import Expr
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.sizes import FLOATS
 from torchair.ge.graph import Fact
 from torchair.operators import formulas as f
 from torchair.operators.activation import gelu_formula
-from torchair.operators.core import Kernel, Op, add_row, call, like, native, same_as
+from torchair.operators.core import Op, TorchKernel, add_row, call, like, native, same_as
 from torchair.operators.gated import gated_grad, half_rule, halves, turned_halves
-from torchair.operators.loops import Lowered, LowerOp, Place, broadcast_index, elementwise
+from torchair.operators.loops import IndexTuple, Lowered, LowerOp, broadcast_index, elementwise
 from torchair.operators.norm import like_gamma, parameters_wanted
 
 # ---- halves of one axis ----
@@ -27,10 +27,12 @@ def _swiglu_grad_of_gate(grad: Expr, a: Expr, value: Expr) -> Expr:
 
 
 add_row(
-    "SwiGluGrad", same_as("x"), call(activation.swiglu_backward, "dim"),
+    "SwiGluGrad",
+    same_as("x"),
+    call(activation.swiglu_backward, "dim"),
     loops=gated_grad(_swiglu_grad_of_gate, lambda grad, a, _: f.mul(f.mul(grad, a), f.sigmoid(a))),
     types=FLOATS,
-)  # fmt: skip
+)
 
 
 # ---- rotary embedding ----
@@ -42,20 +44,23 @@ def _factors_wanted(o: Op) -> str | None:
 
 
 @native(
-    "RotaryMulGrad", like("x", "r1", "r2"),
-    call(lambda x, r1, r2, dy: activation.rotary_backward(dy, x, r1, r2)), kind="move",
-    declines=_factors_wanted, types=FLOATS,
-)  # fmt: skip
+    "RotaryMulGrad",
+    like("x", "r1", "r2"),
+    call(lambda x, r1, r2, dy: activation.rotary_backward(dy, x, r1, r2)),
+    kind="move",
+    declines=_factors_wanted,
+    types=FLOATS,
+)
 def rotary_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of what was turned: turned the other way."""
     grad, r1, r2 = o.tensor("dy"), o.tensor("r1"), o.tensor("r2")
 
-    def across(place: Place) -> Expr:
+    def across(place: IndexTuple) -> Expr:
         return f.mul(grad.at(place), r2.at(broadcast_index(place, r2.shape)))
 
     turned = turned_halves(grad, across, back=True)
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         along = r1.at(broadcast_index(place, r1.shape))
         return f.add(f.mul(grad.at(place), along), turned.element(place))
 
@@ -69,7 +74,7 @@ def _mode(op: Op) -> str:
     return activation.ROTARY_MODES[op.attr("mode")]
 
 
-def _rotary_any(op: Op) -> Kernel:
+def _rotary_any(op: Op) -> TorchKernel:
     mode = _mode(op)
     activation.check_rotary(op.shape("x"), mode, op.get("rotate"))
     return lambda x, cos, sin, rotate: activation.rotary(x, cos, sin, mode)
@@ -77,9 +82,10 @@ def _rotary_any(op: Op) -> Kernel:
 
 add_row("RotaryPositionEmbedding", same_as("x"), _rotary_any)
 add_row(
-    "RotaryPositionEmbeddingGrad", like("dy", "cos", "sin"),
+    "RotaryPositionEmbeddingGrad",
+    like("dy", "cos", "sin"),
     call(lambda dy, cos, sin, x, mode: activation.rotary_backward(dy, x, cos, sin, mode), _mode),
-)  # fmt: skip
+)
 
 
 # ---- gelu of one half, times the other ----
@@ -90,18 +96,21 @@ def _geglu_kernel(x: torch.Tensor, dim: int, approximate: int, left: bool) -> An
 
 
 @native(
-    "GeGluV2", lambda op: [half_rule(op), half_rule(op)],
-    call(_geglu_kernel, "dim", "approximate", "activate_left"), kind="move", types=FLOATS,
-)  # fmt: skip
+    "GeGluV2",
+    lambda op: [half_rule(op), half_rule(op)],
+    call(_geglu_kernel, "dim", "approximate", "activate_left"),
+    kind="move",
+    types=FLOATS,
+)
 def geglu(o: LowerOp) -> list[Lowered]:
     """The product, and the half that went through gelu."""
     formula = gelu_formula(bool(o.attr("approximate")))
 
-    def both(place: Place) -> tuple[Expr, Expr]:
+    def both(place: IndexTuple) -> tuple[Expr, Expr]:
         first, second = halves(o, place)
         return (first, second) if o.attr("activate_left") else (second, first)
 
-    def product(place: Place) -> Expr:
+    def product(place: IndexTuple) -> Expr:
         chosen, other = both(place)
         return f.mul(formula(chosen), other)
 
@@ -114,10 +123,14 @@ def geglu(o: LowerOp) -> list[Lowered]:
 
 
 @native(
-    "RmsNormGrad", lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
+    "RmsNormGrad",
+    lambda op: [*like("x")(op), Fact(op.dtype("rstd"), op.shape("gamma"))],
     call(lambda dy, x, rstd, gamma: activation.rms_norm_backward(dy, x, gamma, rstd)),
-    kind="reduce", domain="x", reduces=like_gamma("x"), declines=parameters_wanted,
-)  # fmt: skip
+    kind="reduce",
+    domain="x",
+    reduces=like_gamma("x"),
+    declines=parameters_wanted,
+)
 def rms_norm_grad(o: LowerOp) -> list[Lowered | None]:
     """The gradient of the input: rstd * (g - hat * mean(g * hat)) where g = dy * gamma and hat is
     the normalised input."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchair.ascend.ops import caches, gates, norms, rope
 from torchair.codegen.loops import Expr, Index, at_value, cast, const, op, size
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.sizes import FLOATS
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.operators import formulas as f
@@ -16,9 +16,9 @@ from torchair.operators.gated import halved
 from torchair.operators.index import not_positions, wide
 from torchair.operators.loops import (
     TYPES,
+    IndexTuple,
     Lowered,
     LowerOp,
-    Place,
     Update,
     as_stored,
     broadcast_index,
@@ -32,16 +32,24 @@ from torchair.operators.scatter import WRITES
 
 
 @native(
-    "FastGelu", same_as("x"), call(gates.fast_gelu), declines=f.mixed, types=FLOATS,
-)  # fmt: skip
+    "FastGelu",
+    same_as("x"),
+    call(gates.fast_gelu),
+    declines=f.mixed,
+    types=FLOATS,
+)
 def fast_gelu(o: LowerOp) -> Lowered:
     """x * sigmoid(1.702 x)."""
     return elementwise(lambda x: f.mul(x, f.sigmoid(f.mul(x, gates.FAST))), o.tensor("x"))
 
 
 @native(
-    "FastGeluGrad", same_as("x"), call(gates.fast_gelu_backward), declines=f.mixed, types=FLOATS,
-)  # fmt: skip
+    "FastGeluGrad",
+    same_as("x"),
+    call(gates.fast_gelu_backward),
+    declines=f.mixed,
+    types=FLOATS,
+)
 def fast_gelu_grad(o: LowerOp) -> Lowered:
     """The gradient of that."""
 
@@ -67,17 +75,20 @@ def _clipped(x: Any, group_index: Any, *numbers: Any) -> Any:
 
 
 @native(
-    "ClippedSwiglu", lambda op: halved(op, op.attr("dim")),
-    call(_clipped, "dim", "alpha", "limit", "bias", "interleaved"), kind="move",
-    declines=_clipped_declines, types=FLOATS,
-)  # fmt: skip
+    "ClippedSwiglu",
+    lambda op: halved(op, op.attr("dim")),
+    call(_clipped, "dim", "alpha", "limit", "bias", "interleaved"),
+    kind="move",
+    declines=_clipped_declines,
+    types=FLOATS,
+)
 def clipped_swiglu(o: LowerOp) -> Lowered:
     """glu * sigmoid(alpha glu) * (linear + bias), both held at a limit."""
     x, limit, pairs = o.tensor("x"), float(o.attr("limit")), o.attr("interleaved")
     last = x.rank - 1
     half = x.shape[-1] // 2
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         at = place[last]
         first, second = (at * 2, at * 2 + 1) if pairs else (at, at + half)
         glu = f.least(x.at(f.replaced(place, last, first)), limit)
@@ -92,15 +103,19 @@ def clipped_swiglu(o: LowerOp) -> Lowered:
 
 
 @native(
-    "InterleaveRope", same_as("x"), call(rope.interleave_rope), kind="move", declines=f.mixed,
+    "InterleaveRope",
+    same_as("x"),
+    call(rope.interleave_rope),
+    kind="move",
+    declines=f.mixed,
     types=FLOATS,
-)  # fmt: skip
+)
 def interleave_rope(o: LowerOp) -> Lowered:
     """Pairs (a, b) as a cos - b sin, and behind all of those b cos + a sin."""
     x, cos, sin = o.tensor("x"), o.tensor("cos"), o.tensor("sin")
     last, half = x.rank - 1, x.shape[-1] // 2
 
-    def read(k: int, place: Place) -> Expr:
+    def read(k: int, place: IndexTuple) -> Expr:
         at = place[last]
         a, b = (x.at(f.replaced(place, last, at * 2 + i)) for i in range(2))
         whole = f.replaced(place, last, at + half) if k else place
@@ -126,9 +141,15 @@ def _cast_rule(op: Op) -> list[Fact]:
 
 
 @native(
-    "AddRmsNormCast", _cast_rule, call(norms.add_rms_norm_cast, "epsilon"), kind="reduce",
-    domain="x1", reduces=_last_of_gamma, declines=f.mixed, types=FLOATS,
-)  # fmt: skip
+    "AddRmsNormCast",
+    _cast_rule,
+    call(norms.add_rms_norm_cast, "epsilon"),
+    kind="reduce",
+    domain="x1",
+    reduces=_last_of_gamma,
+    declines=f.mixed,
+    types=FLOATS,
+)
 def add_rms_norm_cast(o: LowerOp) -> list[Lowered]:
     """The norm in float32 and in its own type, the inverse root, and the sum."""
     total = elementwise(f.add, o.tensor("x1"), o.tensor("x2"), dtype=o.out_dtype(3))
@@ -157,9 +178,16 @@ def _quant_kernel(op: Op) -> Any:
     packed = op.node.attrs.get("_argument_y_dtype")
     kind = None if packed is None else op.attr("_argument_y_dtype")
     return lambda x1, x2, gamma, first, second, beta: norms.add_rms_norm_dynamic_quant(
-        x1, x2, gamma, smooth_scale1=first, smooth_scale2=second, beta=beta,
-        epsilon=op.attr("epsilon"), output_mask=given, y_dtype=kind,
-    )  # fmt: skip
+        x1,
+        x2,
+        gamma,
+        smooth_scale1=first,
+        smooth_scale2=second,
+        beta=beta,
+        epsilon=op.attr("epsilon"),
+        output_mask=given,
+        y_dtype=kind,
+    )
 
 
 def _quant_declines(o: Op) -> str | None:
@@ -171,9 +199,15 @@ def _quant_declines(o: Op) -> str | None:
 
 
 @native(
-    "AddRmsNormDynamicQuant", _quant_rule, _quant_kernel, kind="reduce", domain="x1",
-    reduces=_last_of_gamma, declines=_quant_declines, types=FLOATS,
-)  # fmt: skip
+    "AddRmsNormDynamicQuant",
+    _quant_rule,
+    _quant_kernel,
+    kind="reduce",
+    domain="x1",
+    reduces=_last_of_gamma,
+    declines=_quant_declines,
+    types=FLOATS,
+)
 def add_rms_norm_dynamic_quant(o: LowerOp) -> list[Lowered | None]:
     """Rows over the largest of each, the sum, and the scales."""
     total = elementwise(f.add, o.tensor("x1"), o.tensor("x2"), dtype=o.out_dtype(2))
@@ -216,24 +250,30 @@ def _page_kernel(cache: Any, tokens: Any, slots: Any, blocked: bool) -> None:
 
 
 @native(
-    "PagedUpdate", same_as("cache"), update(_page_kernel, "blocked"), WRITES, kind="update",
-    domain="tokens", declines=_page_declines, out=True,
-)  # fmt: skip
+    "PagedUpdate",
+    same_as("cache"),
+    update(_page_kernel, "blocked"),
+    WRITES,
+    kind="update",
+    domain="tokens",
+    declines=_page_declines,
+    out=True,
+)
 def paged_update(o: LowerOp) -> Update:
     """Each token at its slot; one with a negative slot is left out."""
     tokens, slots = o.tensor("tokens"), o.tensor("slots")
     pages, length = _page_sizes(o)
     blocked = o.attr("blocked")
 
-    def slot(index: Place) -> Expr:
+    def slot(index: IndexTuple) -> Expr:
         return wide(slots.at((index[0],)))
 
-    def place(index: Place) -> Place:
+    def place(index: IndexTuple) -> IndexTuple:
         page = at_value(op("floordiv", slot(index), size(length)))
         row = at_value(op("remainder", slot(index), size(length)))
         return (page, index[1], row, *index[2:]) if blocked else (page, row, *index[1:])
 
-    def valid(index: Place) -> Expr:
+    def valid(index: IndexTuple) -> Expr:
         used = f.ge(slot(index), const(0, "i64"))
         fits = f.lt(slot(index), cast(size(pages * length), "i64"))
         return f.both(used, o.verify(f.either(f.flipped(used), fits)))

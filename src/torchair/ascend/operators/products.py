@@ -10,7 +10,7 @@ from torchair.ascend.ops.grouped import ffn
 from torchair.ascend.ops.products import quant_matmul_reduce_sum
 from torchair.ge.dtypes import DataType, torch_to_ge
 from torchair.ge.graph import Fact
-from torchair.operators.core import Kernel, Op, Trait, add_row
+from torchair.operators.core import Op, TorchKernel, Trait, add_row
 
 _RESULTS = {0: torch.float16, 1: torch.bfloat16}
 
@@ -25,7 +25,7 @@ def _ffn_rule(op: Op) -> Fact:
     return Fact(_ffn_type(op), (*op.shape("x")[:-1], op.shape("weight2")[-1]))
 
 
-def _ffn(op: Op) -> Kernel:
+def _ffn(op: Op) -> TorchKernel:
     ports = list(op.node.inputs)
     ends, activation = op.attr("tokens_index_flag"), op.attr("activation")
     dtype = _RESULTS.get(op.attr("output_dtype"))
@@ -41,7 +41,7 @@ def _ffn(op: Op) -> Kernel:
     return run
 
 
-def _sum(op: Op) -> Kernel:
+def _sum(op: Op) -> TorchKernel:
     """The dims that are summed over are the batch, whatever they are called."""
 
     def run(x1: Any, x2: Any, dims: Any, bias: Any, s1: Any, s2: Any, *rest: Any) -> torch.Tensor:
@@ -53,6 +53,7 @@ def _sum(op: Op) -> Kernel:
 add_row("FFN", _ffn_rule, _ffn, Trait.CONTRACTION)
 add_row(
     "QuantMatmulReduceSum",
-    lambda op: Fact(op.attr("dtype"), (op.shape("x1")[1], op.shape("x2")[2])), _sum,
+    lambda op: Fact(op.attr("dtype"), (op.shape("x1")[1], op.shape("x2")[2])),
+    _sum,
     Trait.CONTRACTION,
-)  # fmt: skip
+)

@@ -10,34 +10,37 @@ import torch
 from torchair.ascend.ops import images, quant
 from torchair.ascend.ops.matmul import ALONE, ENDS, FEATURES, JOINED, Grouped
 from torchair.codegen.loops import Expr, Index, cast
-from torchair.codegen.numbers import FLOATS
+from torchair.codegen.sizes import FLOATS
 from torchair.ge.dtypes import DataType, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Node, Value
 from torchair.ge.shapes import broadcast
 from torchair.operators import core
 from torchair.operators import formulas as f
-from torchair.operators.core import Kernel, Lowering, Op, Trait, add_row, call, native, of_type
+from torchair.operators.core import Lowering, Op, TorchKernel, Trait, add_row, call, native, of_type
 from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
 from torchair.operators.quant import matrix, narrowed, transposed
 from torchair.ops.quantised import scale_values
 
 _TEXTS = {
-    "torch.qint8": torch.int8, "torch.quint8": torch.uint8, "torch.qint32": torch.int32,
-    "torch.float8_e5m2": torch.float8_e5m2, "torch.float8_e4m3fn": torch.float8_e4m3fn,
-}  # fmt: skip
+    "torch.qint8": torch.int8,
+    "torch.quint8": torch.uint8,
+    "torch.qint32": torch.int32,
+    "torch.float8_e5m2": torch.float8_e5m2,
+    "torch.float8_e4m3fn": torch.float8_e4m3fn,
+}
 """Types by the text that Quantize has for them."""
 
 
 # ---- given scales ----
 
 
-def _quantize(op: Op) -> Kernel:
+def _quantize(op: Op) -> TorchKernel:
     dtype = _TEXTS[op.attr("dtype")]
     axis = quant.quantize_axis(len(op.shape("x")), op.attr("axis"))
     return lambda x, scales, zero: quant.quantize(x, scales, zero, dtype, axis, divides=True)
 
 
-def _ascend_quant(op: Op) -> Kernel:
+def _ascend_quant(op: Op) -> TorchKernel:
     if op.attr("sqrt_mode") or op.attr("round_mode") != "round":
         raise ValueError(f"{op.node}: only round_mode 'round' without sqrt_mode is supported")
     dtype = ge_to_torch(op.attr("dst_type"))
@@ -73,15 +76,21 @@ def _scaled(combine: f.Formula, scale: str, zero: str) -> Lowering:
 
 
 add_row(
-    "Quantize", lambda op: Fact(torch_to_ge(_TEXTS[op.attr("dtype")]), op.shape("x")), _quantize,
-    loops=_scaled(f.div, "scales", "zero_points"), types=FLOATS,
-)  # fmt: skip
+    "Quantize",
+    lambda op: Fact(torch_to_ge(_TEXTS[op.attr("dtype")]), op.shape("x")),
+    _quantize,
+    loops=_scaled(f.div, "scales", "zero_points"),
+    types=FLOATS,
+)
 
 
 add_row(
-    "AscendQuantV2", of_type("dst_type"), _ascend_quant, loops=_scaled(f.mul, "scale", "offset"),
+    "AscendQuantV2",
+    of_type("dst_type"),
+    _ascend_quant,
+    loops=_scaled(f.mul, "scale", "offset"),
     types=FLOATS,
-)  # fmt: skip
+)
 
 
 def _dequant(x: Any, scale: Any, dtype: torch.dtype, twice: bool, positive: bool) -> torch.Tensor:
@@ -97,9 +106,11 @@ def _patterned(o: Op) -> str | None:
 
 
 @native(
-    "AscendDequant", of_type("dtype"),
-    call(_dequant, core.torch_type("dtype"), "sqrt_mode", "relu_flag"), declines=_patterned,
-)  # fmt: skip
+    "AscendDequant",
+    of_type("dtype"),
+    call(_dequant, core.torch_type("dtype"), "sqrt_mode", "relu_flag"),
+    declines=_patterned,
+)
 def dequant(o: LowerOp) -> Lowered:
     """Whole sums times scales."""
 
@@ -121,7 +132,7 @@ def _dynamic_rule(op: Op) -> list[Fact]:
     return [of_type("dst_type")(op), scale, scale][: len(op.node.outputs)]
 
 
-def _dynamic(op: Op) -> Kernel:
+def _dynamic(op: Op) -> TorchKernel:
     dtype = ge_to_torch(op.attr("dst_type"))
     mode, largest = op.attr("quant_mode", "pertoken"), op.attr("dst_type_max", 0.0)
     quant.check_mode(mode)
@@ -151,9 +162,15 @@ def _smoothed(o: LowerOp) -> tuple[Lowered, Lowered]:
 
 
 @native(
-    "DynamicQuant", _dynamic_rule, _dynamic, kind="reduce", domain="x", reduces=_last,
-    declines=_dynamic_declines, types=FLOATS,
-)  # fmt: skip
+    "DynamicQuant",
+    _dynamic_rule,
+    _dynamic,
+    kind="reduce",
+    domain="x",
+    reduces=_last,
+    declines=_dynamic_declines,
+    types=FLOATS,
+)
 def dynamic_quant(o: LowerOp) -> list[Lowered]:
     """Values over the scale that lets the largest of a row just fit."""
     x, values = _smoothed(o)
@@ -179,9 +196,15 @@ def _asymmetric_declines(o: Op) -> str | None:
 
 
 @native(
-    "DynamicQuantV2", _dynamic_rule, _dynamic, kind="reduce", domain="x", reduces=_last,
-    declines=_asymmetric_declines, types=FLOATS,
-)  # fmt: skip
+    "DynamicQuantV2",
+    _dynamic_rule,
+    _dynamic,
+    kind="reduce",
+    domain="x",
+    reduces=_last,
+    declines=_asymmetric_declines,
+    types=FLOATS,
+)
 def asymmetric_quant(o: LowerOp) -> list[Lowered]:
     """Values over the scale, plus the offset, that let both ends of a row just fit."""
     x, values = _smoothed(o)
@@ -204,7 +227,7 @@ def _patterns_rule(op: Op) -> Fact:
     return Fact(DataType.DT_INT64, dims)
 
 
-def _patterns(op: Op) -> Kernel:
+def _patterns(op: Op) -> TorchKernel:
     if op.attr("round_mode"):
         raise ValueError(f"{op.node}: only round_mode 0 is supported")
     return quant.scale_patterns
@@ -256,7 +279,7 @@ def _cuts(node: Node) -> list[Value]:
     return [groups] if isinstance(groups, Value) and _is_cut(node) else []
 
 
-def _grouped(op: Op) -> Kernel:
+def _grouped(op: Op) -> TorchKernel:
     dtype, turned = _grouped_type(op), op.attr("transpose_weight")
     if op.attr("transpose_x"):
         raise ValueError(f"{op.node}: transpose_x is not supported")
@@ -264,16 +287,30 @@ def _grouped(op: Op) -> Kernel:
     options = {name: op.attr(name) for name in names}
 
     def run(
-        x: Any, weight: Any, bias: Any, scale: Any, offset: Any, factors: Any, shifts: Any,
-        groups: Any, tokens: Any,
-    ) -> list[torch.Tensor]:  # fmt: skip
+        x: Any,
+        weight: Any,
+        bias: Any,
+        scale: Any,
+        offset: Any,
+        factors: Any,
+        shifts: Any,
+        groups: Any,
+        tokens: Any,
+    ) -> list[torch.Tensor]:
         if _given(offset):
             raise ValueError(f"{op.node}: input 'offset' is not supported")
         return Grouped(
-            x, [transposed(w, turned) for w in weight], _given(bias), _given(scale),
-            _given(factors), _given(shifts), () if tokens is None else [tokens],
-            None if groups is None else groups.tolist(), dtype=dtype, **options,
-        ).run()  # fmt: skip
+            x,
+            [transposed(w, turned) for w in weight],
+            _given(bias),
+            _given(scale),
+            _given(factors),
+            _given(shifts),
+            () if tokens is None else [tokens],
+            None if groups is None else groups.tolist(),
+            dtype=dtype,
+            **options,
+        ).run()
 
     return run
 
@@ -300,7 +337,7 @@ def _quant_conv_rule(op: Op) -> Fact:
     return Fact(op.attr("dtype"), dims)
 
 
-def _quant_conv(op: Op) -> Kernel:
+def _quant_conv(op: Op) -> TorchKernel:
     if op.attr("data_format") != "NCHW":
         raise ValueError(f"{op.node}: only the layout NCHW is supported")
     numbers, groups, shift = _conv_numbers(op), op.attr("groups"), op.attr("offset_x")

@@ -11,7 +11,7 @@ from torchair.ge.graph import Fact
 from torchair.operators import formulas as f
 from torchair.operators.core import SHORT, Op, call, native
 from torchair.operators.index import not_positions, verified, wide
-from torchair.operators.loops import TYPES, Lowered, LowerOp, Place
+from torchair.operators.loops import TYPES, IndexTuple, Lowered, LowerOp
 
 _MOST = 16  # choices of a token that are written out
 _SKIPS = ("x1", "x2")
@@ -70,7 +70,7 @@ def finalized(o: LowerOp) -> Lowered:
     x, scales, bias = o.tensor("expanded_x"), o.maybe("scales"), o.maybe("bias")
     experts = [o.tensor(port) for port in _expert_port(o)]
 
-    def term(place: Place, choice: int) -> Expr:
+    def term(place: IndexTuple, choice: int) -> Expr:
         token, column = place
         made = x.at((_row(o, token, choice), column))
         if bias is not None and experts:
@@ -80,7 +80,7 @@ def finalized(o: LowerOp) -> Lowered:
             made = f.mul(made, scales.at((token, Index(offset=choice))))
         return made
 
-    def element(place: Place) -> Expr:
+    def element(place: IndexTuple) -> Expr:
         total = term(place, 0)
         for choice in range(1, _choices(o)):
             total = f.add(total, term(place, choice))

@@ -35,8 +35,9 @@ def _swiglu_gradient(ctx: Any, grad: Tensor) -> Any:
 
 @OPERATORS.add(
     "npu_swiglu(Tensor self, int dim=-1) -> Tensor",
-    lambda x, *dim: x.new_empty(_half_dims(x, *dim)), Gradient(_keep_swiglu, _swiglu_gradient),
-)  # fmt: skip
+    lambda x, *dim: x.new_empty(_half_dims(x, *dim)),
+    Gradient(_keep_swiglu, _swiglu_gradient),
+)
 def swiglu(x: Tensor, dim: int = -1) -> Tensor:
     """silu(a) * b, where a and b are the halves of `x` along a dim."""
     _half_dims(x, dim)
@@ -100,8 +101,9 @@ def rotary(x: Tensor, r1: Tensor, r2: Tensor, mode: str = "half") -> Tensor:
 
 @OPERATORS.add(
     "npu_rotary_mul_backward(Tensor grad, Tensor self, Tensor r1, Tensor r2, "
-    "str rotary_mode='half') -> (Tensor, Tensor, Tensor)", like(1, 2, 3),
-)  # fmt: skip
+    "str rotary_mode='half') -> (Tensor, Tensor, Tensor)",
+    like(1, 2, 3),
+)
 def rotary_backward(
     grad: Tensor, x: Tensor, r1: Tensor, r2: Tensor, mode: str = "half"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,8 +145,10 @@ def _rotary_gradient(ctx: Any, grad: Tensor) -> Any:
 
 @OPERATORS.add(
     "npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', "
-    "Tensor? rotate=None) -> Tensor", _fake_rotary, Gradient(_keep_rotary, _rotary_gradient),
-)  # fmt: skip
+    "Tensor? rotate=None) -> Tensor",
+    _fake_rotary,
+    Gradient(_keep_rotary, _rotary_gradient),
+)
 def _rotary(
     self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
@@ -174,8 +178,9 @@ def _backward(ctx: Any, dy: Tensor, drstd: Tensor) -> Any:
 
 @OPERATORS.add(
     "npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
-    _fake_norm, Gradient(_keep, _backward),
-)  # fmt: skip
+    _fake_norm,
+    Gradient(_keep, _backward),
+)
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Elements over the root of the mean of their squares, times `gamma`; and one over that root,
     with dims of size 1 in the place of those of `gamma`."""

@@ -179,9 +179,14 @@ def is_of_layout(x: Tensor, layout: str) -> bool:
 
 
 def request_dims(
-    layout: str, query: Sequence[Any], value: Sequence[Any], heads: Any, key_heads: Any,
-    paged: bool, packed: bool = False,
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
+    layout: str,
+    query: Sequence[Any],
+    value: Sequence[Any],
+    heads: Any,
+    key_heads: Any,
+    paged: bool,
+    packed: bool = False,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Dims of the result and of the sums, from those of the operands; numbers or symbols."""
     first, last = split_layout("attention", layout)
     batch, count, length, _ = head_dims(query, first, heads)
@@ -305,9 +310,14 @@ def _largest(scores: Tensor, sink: Tensor | None) -> Tensor:
 
 
 def backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scores: Scores, top: Tensor,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scores: Scores,
+    top: Tensor,
     total: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value and shift, from what `forward` said of each query."""
     kind = wide(query.dtype)
     grad, query, key, value = (x.to(kind) for x in (grad, query, key, value))

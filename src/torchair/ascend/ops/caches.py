@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import (
     ATB,
     NpuOperators,
@@ -62,15 +62,24 @@ _SCATTER = "npu_scatter_pa_kv_cache"
 
 
 def scatter_pa_kv_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, *,
-    compress_lens: Tensor | None = None, compress_seq_offsets: Tensor | None = None,
-    seq_lens: Tensor | None = None, cache_mode: str | None = BLOCKED,
-) -> None:  # fmt: skip
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    compress_lens: Tensor | None = None,
+    compress_seq_offsets: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    cache_mode: str | None = BLOCKED,
+) -> None:
     """Write keys and values, (tokens, heads, features), to their slots."""
     refuse_given(
-        _SCATTER, compress_lens=compress_lens, compress_seq_offsets=compress_seq_offsets,
+        _SCATTER,
+        compress_lens=compress_lens,
+        compress_seq_offsets=compress_seq_offsets,
         seq_lens=seq_lens,
-    )  # fmt: skip
+    )
     layout = cache_mode or PLAIN
     if layout not in (PLAIN, BLOCKED):
         raise wrong(_SCATTER, "cache_mode", f"is {layout!r}, known are {PLAIN!r} and {BLOCKED!r}")
@@ -95,23 +104,26 @@ _SCATTER_ARGUMENTS = (
 _SCATTER_NAMES = {"compress_seq_offset": "compress_seq_offsets"}
 OPERATORS.add(
     f"{_SCATTER}(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    f"{_SCATTER_ARGUMENTS}) -> ()", lambda *given, **options: None,
-    form=Form("ScatterPaKvCache", _SCATTER_NAMES),
-)(scatter_pa_kv_cache)  # fmt: skip
+    f"{_SCATTER_ARGUMENTS}) -> ()",
+    lambda *given, **options: None,
+    form=GeForm("ScatterPaKvCache", _SCATTER_NAMES),
+)(scatter_pa_kv_cache)
 OPERATORS.add(
     f"{_SCATTER}_functional(Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, "
     f"{_SCATTER_ARGUMENTS}) -> (Tensor, Tensor)",
     lambda key, value, key_cache, value_cache, *given, **options: like(0, 1)(
         key_cache, value_cache
     ),
-    form=Form("ScatterPaKvCache", _SCATTER_NAMES, copied=("key_cache", "value_cache")),
+    form=GeForm("ScatterPaKvCache", _SCATTER_NAMES, copied=("key_cache", "value_cache")),
 )(_scatter_functional)
 
 
 @OPERATORS.add(
     "_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, "
-    "Tensor(b!) value_cache, Tensor slot_indices) -> ()", lambda *given: None, space=ATB,
-)  # fmt: skip
+    "Tensor(b!) value_cache, Tensor slot_indices) -> ()",
+    lambda *given: None,
+    space=ATB,
+)
 def reshape_and_cache(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
 ) -> None:
@@ -122,8 +134,9 @@ def reshape_and_cache(
 
 @OPERATORS.add(
     "_npu_reshape_and_cache_siso(Tensor key, Tensor(a!) key_cache, Tensor slot_indices) -> ()",
-    lambda *given: None, space=ATB,
-)  # fmt: skip
+    lambda *given: None,
+    space=ATB,
+)
 def reshape_and_cache_one(key: Tensor, key_cache: Tensor, slot_indices: Tensor) -> None:
     """The same of one cache."""
     write_tokens("_npu_reshape_and_cache", "slot_indices", key_cache, key, slot_indices, PLAIN)
@@ -155,9 +168,16 @@ def _token_slots(
 
 
 def gather_pa_kv_cache(
-    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, key: Tensor,
-    value: Tensor, *, seq_offset: Tensor | None = None, is_seq_lens_cumsum: bool = False,
-) -> None:  # fmt: skip
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    seq_offset: Tensor | None = None,
+    is_seq_lens_cumsum: bool = False,
+) -> None:
     """Read sequences out of pages, one after the other, into `key` and `value`, (tokens, heads,
     features). What a table has no page for is zero; rows behind the last sequence stay."""
     lengths = _lengths(seq_lens, is_seq_lens_cumsum)
@@ -174,9 +194,14 @@ def gather_pa_kv_cache(
 
 
 def _gather_functional(
-    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, key: Tensor,
-    value: Tensor, **options: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    key: Tensor,
+    value: Tensor,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
     made = key.clone(), value.clone()
     gather_pa_kv_cache(key_cache, value_cache, block_tables, seq_lens, *made, **options)
     return made
@@ -202,10 +227,17 @@ _QUANT = "npu_quant_scatter"
 
 
 def quant_scatter_(
-    self: Tensor, indices: Tensor, updates: Tensor, quant_scales: Tensor,
-    quant_zero_points: Tensor | None = None, axis: int = -2, quant_axis: int = -1,
-    reduce: str = "update", dst_type: int | None = None, round_mode: str | None = "rint",
-) -> Tensor:  # fmt: skip
+    self: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    quant_scales: Tensor,
+    quant_zero_points: Tensor | None = None,
+    axis: int = -2,
+    quant_axis: int = -1,
+    reduce: str = "update",
+    dst_type: int | None = None,
+    round_mode: str | None = "rint",
+) -> Tensor:
     """`scatter_update_` of updates over scales, plus zero points, rounded to the cache's type."""
     if reduce != "update":
         raise refuse(_QUANT, "reduce", f"is {reduce!r}, known is 'update'")
@@ -237,14 +269,16 @@ def _quant_scatter(self: Tensor, *given: Any, **options: Any) -> Tensor:
 
 _QUANT_FORM: dict[str, Any] = {"names": {"var": "self"}, "unused": ("dst_type",)}
 OPERATORS.add(
-    f"{_QUANT}(Tensor self, {_QUANT_ARGUMENTS}) -> Tensor", like(0),
-    form=Form("QuantUpdateScatter", copied=("self",), **_QUANT_FORM),
-)(_quant_scatter)  # fmt: skip
+    f"{_QUANT}(Tensor self, {_QUANT_ARGUMENTS}) -> Tensor",
+    like(0),
+    form=GeForm("QuantUpdateScatter", copied=("self",), **_QUANT_FORM),
+)(_quant_scatter)
 OPERATORS.add(
     f"{_QUANT}_(Tensor(a!) self, {_QUANT_ARGUMENTS}) -> Tensor(a!)",
-    lambda self, *given, **options: self, pure=_QUANT,
-    form=Form("QuantUpdateScatter", assigned=("self",), **_QUANT_FORM),
-)(quant_scatter_)  # fmt: skip
+    lambda self, *given, **options: self,
+    pure=_QUANT,
+    form=GeForm("QuantUpdateScatter", assigned=("self",), **_QUANT_FORM),
+)(quant_scatter_)
 
 
 # ---- a cache for each sequence ----
@@ -253,9 +287,13 @@ _PAIR = 2
 
 
 def _scatter_each(
-    self: Sequence[Tensor], indices: Tensor, updates: Tensor, mask: Tensor | None, reduce: str,
+    self: Sequence[Tensor],
+    indices: Tensor,
+    updates: Tensor,
+    mask: Tensor | None,
+    reduce: str,
     axis: int,
-) -> None:  # fmt: skip
+) -> None:
     if reduce != "update":
         raise refuse("npu_scatter_list", "reduce", f"is {reduce!r}, known is 'update'")
     chosen = [True] * len(self) if mask is None else mask.reshape(-1).bool().tolist()
@@ -273,9 +311,13 @@ def _scatter_each(
     lambda self, *given, **options: [var.new_empty(var.shape) for var in self],
 )
 def scatter_list(
-    self: Sequence[Tensor], indices: Tensor, updates: Tensor, mask: Tensor | None = None,
-    reduce: str = "update", axis: int = -2,
-) -> list[Tensor]:  # fmt: skip
+    self: Sequence[Tensor],
+    indices: Tensor,
+    updates: Tensor,
+    mask: Tensor | None = None,
+    reduce: str = "update",
+    axis: int = -2,
+) -> list[Tensor]:
     """Copies of several tensors, into each of which its update is written from its position on, if
     the mask says so. Pairs of indices are a position and a length."""
     made = [var.clone() for var in self]

@@ -9,7 +9,7 @@ import torch
 
 from torchair.ascend.ops.activation import rms_norm
 from torchair.ascend.ops.distribute import by_expert, inverse
-from torchair.ascend.ops.forms import Form, smaller
+from torchair.ascend.ops.forms import GeForm, smaller
 from torchair.ascend.ops.fused_comm import exchanged, ranks
 from torchair.ascend.ops.library import NpuOperators, refuse, refuse_given, rounded, wide, wrong
 
@@ -53,10 +53,20 @@ def _sent(expert_ids: Tensor, mask: Tensor | None, experts: int) -> tuple[Tensor
 
 
 def _fake_dispatch(
-    x: Any, ids: Any, group: str, world: int, rank: int, experts: int, *, v2: bool,
-    expert_scales: Any = None, quant_mode: int = PLAIN, global_bs: int = 0, scales: Any = None,
+    x: Any,
+    ids: Any,
+    group: str,
+    world: int,
+    rank: int,
+    experts: int,
+    *,
+    v2: bool,
+    expert_scales: Any = None,
+    quant_mode: int = PLAIN,
+    global_bs: int = 0,
+    scales: Any = None,
     **others: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     tokens, choices = ids.shape
     local = _local(experts, world)
     rows = (global_bs or tokens * max(world, 1)) * smaller(local, choices)
@@ -64,20 +74,34 @@ def _fake_dispatch(
     kinds = torch.int8 if quantised else x.dtype
     info = rows * _INFO if v2 else tokens * choices
     return (
-        x.new_empty([rows, x.shape[1]], dtype=kinds), x.new_empty([rows], dtype=torch.float32),
-        x.new_empty([info], dtype=torch.int32), x.new_empty([local], dtype=torch.int64),
+        x.new_empty([rows, x.shape[1]], dtype=kinds),
+        x.new_empty([rows], dtype=torch.float32),
+        x.new_empty([info], dtype=torch.int32),
+        x.new_empty([local], dtype=torch.int64),
         x.new_empty([max(world, 1) * local], dtype=torch.int32),
         x.new_empty([others.get("tp_world_size", 0)], dtype=torch.int32),
         x.new_empty([0 if expert_scales is None else rows], dtype=torch.float32),
-    )  # fmt: skip
+    )
 
 
 def dispatch(
-    name: str, v2: bool, x: Tensor, ids: Tensor, group: str, world_size: int, rank: int,
-    experts: int, *, scales: Tensor | None = None, x_active_mask: Tensor | None = None,
-    expert_scales: Tensor | None = None, quant_mode: int = PLAIN, global_bs: int = 0,
-    expert_token_nums_type: int = 1, **options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    name: str,
+    v2: bool,
+    x: Tensor,
+    ids: Tensor,
+    group: str,
+    world_size: int,
+    rank: int,
+    experts: int,
+    *,
+    scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+    quant_mode: int = PLAIN,
+    global_bs: int = 0,
+    expert_token_nums_type: int = 1,
+    **options: Any,
+) -> tuple[Tensor, ...]:
     """Rows for the experts of this rank: by expert, in each by the rank they came from; their
     scales; what combine reads; how many rows each expert has; running sums of how many came for
     each expert from each rank; and the weights of the rows."""
@@ -107,11 +131,14 @@ def dispatch(
     if expert_scales is not None:
         weights = arrived(expert_scales.reshape(-1)[order].to(torch.float32))
     return (
-        arrived(rows), arrived(row_scales), info,
+        arrived(rows),
+        arrived(row_scales),
+        info,
         totals if expert_token_nums_type else totals.cumsum(0),
         table.t().reshape(-1).cumsum(0).to(torch.int32),
-        x.new_zeros(options.get("tp_world_size", 0), dtype=torch.int32), weights,
-    )  # fmt: skip
+        x.new_zeros(options.get("tp_world_size", 0), dtype=torch.int32),
+        weights,
+    )
 
 
 def _rows(
@@ -149,8 +176,8 @@ _SEVEN = "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     f"npu_moe_distribute_dispatch(Tensor x, Tensor expert_ids, {_PLACE}{_TENSORS}{_GROUPS}"
     f"int quant_mode=0, int global_bs=0, int expert_token_nums_type=1) {_SEVEN}",
     lambda *args, **options: _fake_dispatch(*args, v2=False, **options),
-    form=Form("MoeDistributeDispatch", collective=True),
-)  # fmt: skip
+    form=GeForm("MoeDistributeDispatch", collective=True),
+)
 def _dispatch(*args: Any, **options: Any) -> tuple[Tensor, ...]:
     return dispatch("npu_moe_distribute_dispatch", False, *args, **options)
 
@@ -161,9 +188,13 @@ def _dispatch(*args: Any, **options: Any) -> tuple[Tensor, ...]:
     f'int global_bs=0, int expert_token_nums_type=1, str comm_alg="", {_MORE}, '
     f"int? y_dtype=None, int? x_dtype=None, int? scales_dtype=None) {_SEVEN}",
     lambda *args, **options: _fake_dispatch(*args, v2=True, **options),
-    form=Form("MoeDistributeDispatchV2", types=("y_dtype",), collective=True,
-              unused=("x_dtype", "scales_dtype")),
-)  # fmt: skip
+    form=GeForm(
+        "MoeDistributeDispatchV2",
+        types=("y_dtype",),
+        collective=True,
+        unused=("x_dtype", "scales_dtype"),
+    ),
+)
 def _dispatch_v2(*args: Any, **options: Any) -> tuple[Tensor, ...]:
     return dispatch("npu_moe_distribute_dispatch_v2", True, *args, **options)
 
@@ -172,11 +203,25 @@ def _dispatch_v2(*args: Any, **options: Any) -> tuple[Tensor, ...]:
 
 
 def combine(
-    name: str, expand_x: Tensor, ids: Tensor, info: Tensor, send_counts: Tensor, weights: Tensor,
-    group: str, world_size: int, rank: int, experts: int, *, x_active_mask: Tensor | None = None,
-    shared_expert_x: Tensor | None = None, ori_x: Tensor | None = None, zero_expert_num: int = 0,
-    copy_expert_num: int = 0, comm_quant_mode: int = 0, **options: Any,
-) -> Tensor:  # fmt: skip
+    name: str,
+    expand_x: Tensor,
+    ids: Tensor,
+    info: Tensor,
+    send_counts: Tensor,
+    weights: Tensor,
+    group: str,
+    world_size: int,
+    rank: int,
+    experts: int,
+    *,
+    x_active_mask: Tensor | None = None,
+    shared_expert_x: Tensor | None = None,
+    ori_x: Tensor | None = None,
+    zero_expert_num: int = 0,
+    copy_expert_num: int = 0,
+    comm_quant_mode: int = 0,
+    **options: Any,
+) -> Tensor:
     """The sum over the experts of a token of their results times its weights, plus what a shared
     expert made of it. An expert behind those of the ranks and the zero experts gives `ori_x`."""
     _check(name, options)
@@ -230,8 +275,9 @@ def _fake_combine(expand_x: Any, ids: Any, *rest: Any, **options: Any) -> Any:
 @OPERATORS.add(
     f"npu_moe_distribute_combine({_RETURNED.format(info='expand_idx')}{_PLACE}{_OLD}{_GROUPS}"
     "int global_bs=0, int out_dtype=0, int comm_quant_mode=0, int group_list_type=0) -> Tensor",
-    _fake_combine, form=Form("MoeDistributeCombine", collective=True),
-)  # fmt: skip
+    _fake_combine,
+    form=GeForm("MoeDistributeCombine", collective=True),
+)
 def _combine(*args: Any, **options: Any) -> Tensor:
     return combine("npu_moe_distribute_combine", *args, **options)
 
@@ -242,9 +288,10 @@ def _combine(*args: Any, **options: Any) -> Tensor:
     f"Tensor? shared_expert_x=None, {_NEW}Tensor? performance_info=None, {_GROUPS}"
     f'int global_bs=0, int comm_quant_mode=0, str comm_alg="", {_MORE}) -> Tensor',
     _fake_combine,
-    form=Form("MoeDistributeCombineV2", collective=True,
-              fixed={"out_dtype": 0, "group_list_type": 0}),
-)  # fmt: skip
+    form=GeForm(
+        "MoeDistributeCombineV2", collective=True, fixed={"out_dtype": 0, "group_list_type": 0}
+    ),
+)
 def _combine_v2(*args: Any, **options: Any) -> Tensor:
     return combine("npu_moe_distribute_combine_v2", *args, **options)
 
@@ -263,13 +310,22 @@ def _fake_combine_norm(expand_x: Any, ids: Any, *rest: Any, **options: Any) -> A
     f"{_NORMED}({_RETURNED.format(info='expand_idx')}Tensor residual_x, Tensor gamma, {_PLACE}"
     f"{_OLD}{_NEW}{_GROUPS}int global_bs=0, int out_dtype=0, int comm_quant_mode=0, "
     f'int group_list_type=0, str comm_alg="", float norm_eps=1e-06, {_MORE}) '
-    "-> (Tensor, Tensor, Tensor)", _fake_combine_norm,
-    form=Form("MoeDistributeCombineAddRmsNorm", {"assist_info": "expand_idx"}, collective=True),
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor)",
+    _fake_combine_norm,
+    form=GeForm("MoeDistributeCombineAddRmsNorm", {"assist_info": "expand_idx"}, collective=True),
+)
 def combine_add_rms_norm(
-    expand_x: Tensor, ids: Tensor, info: Tensor, counts: Tensor, weights: Tensor,
-    residual_x: Tensor, gamma: Tensor, *place: Any, norm_eps: float = 1e-6, **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    expand_x: Tensor,
+    ids: Tensor,
+    info: Tensor,
+    counts: Tensor,
+    weights: Tensor,
+    residual_x: Tensor,
+    gamma: Tensor,
+    *place: Any,
+    norm_eps: float = 1e-6,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
     """A root mean square norm of the sum and a residual; one over the root; and that sum."""
     back = combine(_NORMED, expand_x, ids, info, counts, weights, *place, **options)
     total = back.unsqueeze(1) + residual_x.reshape(back.shape[0], 1, -1)

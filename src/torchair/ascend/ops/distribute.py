@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.fused_comm import exchanged, ranks
 from torchair.ascend.ops.library import (
     NpuOperators,
@@ -49,16 +49,24 @@ def inverse(order: Tensor) -> Tensor:
 
 
 def _grouped(
-    name: str, x: Tensor, weight: Tensor, counts: Sequence[int], turned: bool,
-    scales: tuple[Tensor | None, Tensor | None], types: dict[str, Any],
-) -> Tensor:  # fmt: skip
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    counts: Sequence[int],
+    turned: bool,
+    scales: tuple[Tensor | None, Tensor | None],
+    types: dict[str, Any],
+) -> Tensor:
     """Rows of each expert times its weight."""
     parts, begin = [], 0
     for g, n in enumerate(counts):
         matrix = weight[g].transpose(-1, -2) if turned else weight[g]
         rows = x[begin : begin + n]
-        parts.append(_scaled_product(name, rows, matrix, _rows(scales[0], begin, n),
-                                     _group(scales[1], g), types))  # fmt: skip
+        parts.append(
+            _scaled_product(
+                name, rows, matrix, _rows(scales[0], begin, n), _group(scales[1], g), types
+            )
+        )
         begin += n
     return torch.cat(parts)
 
@@ -72,9 +80,13 @@ def _group(scale: Tensor | None, g: int) -> Tensor | None:
 
 
 def _scaled_product(
-    name: str, x: Tensor, weight: Tensor, left: Tensor | None, right: Tensor | None,
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
     types: dict[str, Any],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     rows = Factor.typed(x, left, types, "gmm_x_dtype", "gmm_x_scale_dtype")
     names = "gmm_weight_dtype", "gmm_weight_scale_dtype"
     return product(name, rows, Factor.typed(weight, right, types, *names))
@@ -129,9 +141,11 @@ def _fake_in(
     rows = sum(counts)
     y = x.new_empty([rows, _columns(weight, turned)], dtype=dtype)
     beside = _beside(
-        options.get("mm_x"), options.get("mm_weight"), options.get("trans_mm_weight", False),
+        options.get("mm_x"),
+        options.get("mm_weight"),
+        options.get("trans_mm_weight", False),
         dtype if x.dtype != dtype else None,
-    )  # fmt: skip
+    )
     shown = [rows, x.shape[1]] if options.get("permute_out_flag") else [0]
     return y, x.new_empty([0], dtype=dtype) if beside is None else beside, x.new_empty(shown)
 
@@ -149,10 +163,17 @@ def _mm(name: str, options: dict[str, Any], dtype: torch.dtype, like_: Tensor) -
 
 
 def _then_products(
-    name: str, x: Tensor, weight: Tensor, scales: tuple[Tensor | None, Tensor | None], hcom: str,
-    world_size: int, send: Sequence[int], receive: Sequence[int], dtype: torch.dtype,
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    scales: tuple[Tensor | None, Tensor | None],
+    hcom: str,
+    world_size: int,
+    send: Sequence[int],
+    receive: Sequence[int],
+    dtype: torch.dtype,
     options: dict[str, Any],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     world, experts = ranks(hcom, world_size), weight.shape[0]
     sent = _table(name, send, world, experts, x.device, "send_counts")
     received = _table(name, receive, world, experts, x.device, "recv_counts")
@@ -175,20 +196,24 @@ def _then_products(
     lambda x, weight, hcom, world, send, receive, **options: _fake_in(
         x, weight, receive, x.dtype, options
     ),
-    form=Form("AlltoAllvGroupedMatMul", {"group": "hcom"}, collective=True, product=True,
-              unused=_UNUSED),
-)  # fmt: skip
+    form=GeForm(
+        "AlltoAllvGroupedMatMul", {"group": "hcom"}, collective=True, product=True, unused=_UNUSED
+    ),
+)
 def alltoallv_gmm(
-    gmm_x: Tensor, gmm_weight: Tensor, hcom: str, ep_world_size: int, send_counts: Sequence[int],
-    recv_counts: Sequence[int], **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rows sent to the ranks of their experts, put in the order of these, times their weights; a
     product of its own; and the rows as they arrived. Counts are by rank, in each by expert."""
     how = send_counts, recv_counts, gmm_x.dtype, options
     scales = None, None
-    return _then_products(
-        "npu_alltoallv_gmm", gmm_x, gmm_weight, scales, hcom, ep_world_size, *how
-    )
+    return _then_products("npu_alltoallv_gmm", gmm_x, gmm_weight, scales, hcom, ep_world_size, *how)
 
 
 _QUANT_IN = "npu_alltoallv_quant_gmm"
@@ -202,14 +227,28 @@ _QUANT_IN = "npu_alltoallv_quant_gmm"
     lambda x, weight, s, t, hcom, world, send, receive, kind, **options: _fake_in(
         x, weight, receive, dtype_of(_QUANT_IN, "gmm_y_dtype", kind), options
     ),
-    form=Form("AlltoAllvQuantGroupedMatMul", {"group": "hcom", "y_dtype": "gmm_y_dtype"},
-              ("y_dtype",), defaults=_DEFAULTS, collective=True, product=True, unused=_UNUSED),
-)  # fmt: skip
+    form=GeForm(
+        "AlltoAllvQuantGroupedMatMul",
+        {"group": "hcom", "y_dtype": "gmm_y_dtype"},
+        ("y_dtype",),
+        defaults=_DEFAULTS,
+        collective=True,
+        product=True,
+        unused=_UNUSED,
+    ),
+)
 def alltoallv_quant_gmm(
-    gmm_x: Tensor, gmm_weight: Tensor, gmm_x_scale: Tensor, gmm_weight_scale: Tensor, hcom: str,
-    ep_world_size: int, send_counts: Sequence[int], recv_counts: Sequence[int], gmm_y_dtype: int,
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    gmm_x_scale: Tensor,
+    gmm_weight_scale: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    gmm_y_dtype: int,
     **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same of quantised operands; scales of rows travel with these."""
     how = send_counts, recv_counts, dtype_of(_QUANT_IN, "gmm_y_dtype", gmm_y_dtype), options
     scales = gmm_x_scale, gmm_weight_scale
@@ -217,10 +256,17 @@ def alltoallv_quant_gmm(
 
 
 def _products_then(
-    name: str, x: Tensor, weight: Tensor, scales: tuple[Tensor | None, Tensor | None], hcom: str,
-    world_size: int, send: Sequence[int], receive: Sequence[int], dtype: torch.dtype,
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    scales: tuple[Tensor | None, Tensor | None],
+    hcom: str,
+    world_size: int,
+    send: Sequence[int],
+    receive: Sequence[int],
+    dtype: torch.dtype,
     options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     world, experts = ranks(hcom, world_size), weight.shape[0]
     by_rank = _table(name, send, experts, world, x.device, "send_counts").t().contiguous()
     received = _table(name, receive, world, experts, x.device, "recv_counts")
@@ -237,20 +283,24 @@ def _products_then(
     lambda x, weight, hcom, world, send, receive, **options: _fake_in(
         x, weight, receive, x.dtype, options
     )[:2],
-    form=Form("GroupedMatMulAlltoAllv", {"group": "hcom"}, collective=True, product=True,
-              unused=_UNUSED),
-)  # fmt: skip
+    form=GeForm(
+        "GroupedMatMulAlltoAllv", {"group": "hcom"}, collective=True, product=True, unused=_UNUSED
+    ),
+)
 def gmm_alltoallv(
-    gmm_x: Tensor, gmm_weight: Tensor, hcom: str, ep_world_size: int, send_counts: Sequence[int],
-    recv_counts: Sequence[int], **options: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
     """Rows by expert times their weights, sent back to the ranks they came from. `send_counts` is
     by expert, in each by rank, as the rows lie; `recv_counts` by rank, in each by expert."""
     how = send_counts, recv_counts, gmm_x.dtype, options
     scales = None, None
-    return _products_then(
-        "npu_gmm_alltoallv", gmm_x, gmm_weight, scales, hcom, ep_world_size, *how
-    )
+    return _products_then("npu_gmm_alltoallv", gmm_x, gmm_weight, scales, hcom, ep_world_size, *how)
 
 
 _QUANT_OUT = "npu_quant_gmm_alltoallv"
@@ -264,14 +314,28 @@ _QUANT_OUT = "npu_quant_gmm_alltoallv"
     lambda x, weight, s, t, hcom, world, send, receive, kind, **options: _fake_in(
         x, weight, receive, dtype_of(_QUANT_OUT, "gmm_y_dtype", kind), options
     )[:2],
-    form=Form("QuantGroupedMatMulAlltoAllv", {"group": "hcom", "y_dtype": "gmm_y_dtype"},
-              ("y_dtype",), defaults=_DEFAULTS, collective=True, product=True, unused=_UNUSED),
-)  # fmt: skip
+    form=GeForm(
+        "QuantGroupedMatMulAlltoAllv",
+        {"group": "hcom", "y_dtype": "gmm_y_dtype"},
+        ("y_dtype",),
+        defaults=_DEFAULTS,
+        collective=True,
+        product=True,
+        unused=_UNUSED,
+    ),
+)
 def quant_gmm_alltoallv(
-    gmm_x: Tensor, gmm_weight: Tensor, gmm_x_scale: Tensor, gmm_weight_scale: Tensor, hcom: str,
-    ep_world_size: int, send_counts: Sequence[int], recv_counts: Sequence[int], gmm_y_dtype: int,
+    gmm_x: Tensor,
+    gmm_weight: Tensor,
+    gmm_x_scale: Tensor,
+    gmm_weight_scale: Tensor,
+    hcom: str,
+    ep_world_size: int,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    gmm_y_dtype: int,
     **options: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The same of quantised operands."""
     refuse_given(_QUANT_OUT, comm_quant_scale=options.get("comm_quant_scale"))
     how = send_counts, recv_counts, dtype_of(_QUANT_OUT, "gmm_y_dtype", gmm_y_dtype), options
@@ -281,13 +345,18 @@ def quant_gmm_alltoallv(
 
 @OPERATORS.add(
     "_npu_distribute_barrier(Tensor x_ref, str group, int world_size, *, Tensor? time_out=None, "
-    "Tensor? elastic_info=None) -> Tensor", like(0),
-    form=Form("DistributeBarrier", collective=True, results=("x_ref",)),
-)  # fmt: skip
+    "Tensor? elastic_info=None) -> Tensor",
+    like(0),
+    form=GeForm("DistributeBarrier", collective=True, results=("x_ref",)),
+)
 def distribute_barrier(
-    x_ref: Tensor, group: str, world_size: int, *, time_out: Tensor | None = None,
+    x_ref: Tensor,
+    group: str,
+    world_size: int,
+    *,
+    time_out: Tensor | None = None,
     elastic_info: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """All ranks wait for each other; the tensor is passed on."""
     refuse_given("_npu_distribute_barrier", elastic_info=elastic_info)
     if ranks(group, world_size) > 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchair.ascend.ops.forms import Form, smaller
+from torchair.ascend.ops.forms import GeForm, smaller
 from torchair.ascend.ops.library import Gradient, NpuOperators, refuse, wide, wrong
 
 Tensor = torch.Tensor
@@ -47,14 +47,26 @@ def _fake_gating(x: Any, k: int, **options: Any) -> Any:
     "npu_moe_gating_top_k(Tensor x, int k, *, Tensor? bias=None, Tensor? input_ids=None, "
     "Tensor? tid2eid=None, int k_group=1, int group_count=1, int group_select_mode=0, "
     "int renorm=0, int norm_type=0, bool out_flag=False, float routed_scaling_factor=1.0, "
-    "float eps=1e-20) -> (Tensor, Tensor, Tensor)", _fake_gating, form=Form("MoeGatingTopK"),
-)  # fmt: skip
+    "float eps=1e-20) -> (Tensor, Tensor, Tensor)",
+    _fake_gating,
+    form=GeForm("MoeGatingTopK"),
+)
 def gating_top_k(
-    x: Tensor, k: int, *, bias: Tensor | None = None, input_ids: Tensor | None = None,
-    tid2eid: Tensor | None = None, k_group: int = 1, group_count: int = 1,
-    group_select_mode: int = LARGEST, renorm: int = 0, norm_type: int = SOFTMAX,
-    out_flag: bool = False, routed_scaling_factor: float = 1.0, eps: float = 1e-20,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    k: int,
+    *,
+    bias: Tensor | None = None,
+    input_ids: Tensor | None = None,
+    tid2eid: Tensor | None = None,
+    k_group: int = 1,
+    group_count: int = 1,
+    group_select_mode: int = LARGEST,
+    renorm: int = 0,
+    norm_type: int = SOFTMAX,
+    out_flag: bool = False,
+    routed_scaling_factor: float = 1.0,
+    eps: float = 1e-20,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Weights of the k best experts of each token, these experts, and the weights of all.
 
     A bias counts for the choice only. With `input_ids` the row of `tid2eid` is the choice.
@@ -81,9 +93,13 @@ def gating_top_k(
 
 
 def _fake_softmax(
-    x: Any, *, k: int = 1, finished: Any = None, renorm: int | None = 0,
+    x: Any,
+    *,
+    k: int = 1,
+    finished: Any = None,
+    renorm: int | None = 0,
     output_softmax: bool | None = False,
-) -> Any:  # fmt: skip
+) -> Any:
     chosen = [*x.shape[:-1], k]
     whole = x.shape if output_softmax and not renorm else [0]
     made = x.new_empty(chosen), x.new_empty(chosen, dtype=_INT32)
@@ -92,13 +108,18 @@ def _fake_softmax(
 
 @OPERATORS.add(
     "npu_moe_gating_top_k_softmax_v2(Tensor x, *, int k=1, Tensor? finished=None, int? renorm=0, "
-    "bool? output_softmax=False) -> (Tensor, Tensor, Tensor)", _fake_softmax,
-    form=Form("MoeGatingTopKSoftmaxV2"),
-)  # fmt: skip
+    "bool? output_softmax=False) -> (Tensor, Tensor, Tensor)",
+    _fake_softmax,
+    form=GeForm("MoeGatingTopKSoftmaxV2"),
+)
 def _gating_softmax(
-    x: Tensor, *, k: int = 1, finished: Tensor | None = None, renorm: int | None = 0,
+    x: Tensor,
+    *,
+    k: int = 1,
+    finished: Tensor | None = None,
+    renorm: int | None = 0,
     output_softmax: bool | None = False,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """The k largest of the softmax, or with `renorm` the softmax of the k largest."""
     values = x.to(wide(x.dtype))
     weights = torch.softmax(values, -1)
@@ -114,10 +135,14 @@ def _gating_softmax(
 @OPERATORS.add(
     "npu_moe_compute_expert_tokens(Tensor sorted_expert_for_source_row, int num_expert) -> Tensor",
     lambda rows, count: rows.new_empty([count], dtype=_INT32),
-    form=Form("MoeComputeExpertTokens", {
-        "sorted_experts": "sorted_expert_for_source_row", "num_experts": "num_expert",
-    }),
-)  # fmt: skip
+    form=GeForm(
+        "MoeComputeExpertTokens",
+        {
+            "sorted_experts": "sorted_expert_for_source_row",
+            "num_experts": "num_expert",
+        },
+    ),
+)
 def compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int) -> Tensor:
     """How many rows belong to each expert or to one before it."""
     experts = torch.arange(num_expert, device=sorted_expert_for_source_row.device)
@@ -166,9 +191,10 @@ def _rows_at(x: Tensor, places: Tensor) -> Tensor:
 
 @OPERATORS.add(
     "npu_moe_token_permute(Tensor tokens, Tensor indices, int? num_out_tokens=None, "
-    "bool padded_mode=False) -> (Tensor, Tensor)", _fake_permute,
+    "bool padded_mode=False) -> (Tensor, Tensor)",
+    _fake_permute,
     Gradient(_keep_permute, _permute_gradient),
-)  # fmt: skip
+)
 def token_permute(
     tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -185,9 +211,12 @@ def token_permute(
 
 
 def _fake_unpermute(
-    permuted_tokens: Any, sorted_indices: Any, probs: Any = None, padded_mode: bool = False,
+    permuted_tokens: Any,
+    sorted_indices: Any,
+    probs: Any = None,
+    padded_mode: bool = False,
     restore_shape: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     choices = 1 if probs is None else probs.shape[1]
     return permuted_tokens.new_empty([sorted_indices.shape[0] // choices, permuted_tokens.shape[1]])
 
@@ -213,13 +242,17 @@ def _unpermute_gradient(ctx: Any, grad: Tensor) -> Any:
 
 @OPERATORS.add(
     "npu_moe_token_unpermute(Tensor permuted_tokens, Tensor sorted_indices, Tensor? probs=None, "
-    "bool padded_mode=False, int[]? restore_shape=None) -> Tensor", _fake_unpermute,
+    "bool padded_mode=False, int[]? restore_shape=None) -> Tensor",
+    _fake_unpermute,
     Gradient(_keep_unpermute, _unpermute_gradient),
-)  # fmt: skip
+)
 def token_unpermute(
-    permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None = None,
-    padded_mode: bool = False, restore_shape: list[int] | None = None,
-) -> Tensor:  # fmt: skip
+    permuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    probs: Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: list[int] | None = None,
+) -> Tensor:
     """The sum over the experts of a token of its rows, times their weights. Rows that were dropped
     count as zeros."""
     if padded_mode:
@@ -237,9 +270,14 @@ def token_unpermute(
 
 
 def _fake_re_routing(
-    tokens: Any, expert_token_num_per_rank: Any, *, per_token_scales: Any = None,
-    expert_token_num_type: int = 1, idx_type: int = 0, tokens_dtype: int | None = None,
-) -> Any:  # fmt: skip
+    tokens: Any,
+    expert_token_num_per_rank: Any,
+    *,
+    per_token_scales: Any = None,
+    expert_token_num_type: int = 1,
+    idx_type: int = 0,
+    tokens_dtype: int | None = None,
+) -> Any:
     rows, counts = tokens.shape[0], expert_token_num_per_rank
     if per_token_scales is None:
         scales = tokens.new_empty([rows], dtype=torch.float32)
@@ -252,13 +290,19 @@ def _fake_re_routing(
 @OPERATORS.add(
     "npu_moe_re_routing(Tensor tokens, Tensor expert_token_num_per_rank, *, "
     "Tensor? per_token_scales=None, int expert_token_num_type=1, int idx_type=0, "
-    "int? tokens_dtype=None) -> (Tensor, Tensor, Tensor, Tensor)", _fake_re_routing,
-    form=Form("MoeReRouting", unused=("tokens_dtype",)),
-)  # fmt: skip
+    "int? tokens_dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_re_routing,
+    form=GeForm("MoeReRouting", unused=("tokens_dtype",)),
+)
 def re_routing(
-    tokens: Tensor, expert_token_num_per_rank: Tensor, *, per_token_scales: Tensor | None = None,
-    expert_token_num_type: int = 1, idx_type: int = 0, tokens_dtype: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    tokens: Tensor,
+    expert_token_num_per_rank: Tensor,
+    *,
+    per_token_scales: Tensor | None = None,
+    expert_token_num_type: int = 1,
+    idx_type: int = 0,
+    tokens_dtype: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows that lie by rank and in each rank by expert, now by expert and in each by rank; with
     them their scales, where each row came from (or went to), and how many each expert has."""
     name = "npu_moe_re_routing"
@@ -293,15 +337,22 @@ def re_routing(
     "Tensor? pruning_threshold=None, Tensor? active_mask=None, int local_rank_id=-1, "
     "int world_size=-1, int balance_mode=0) -> (Tensor, Tensor)",
     lambda ids, table, **options: (
-        ids.new_empty(ids.shape), ids.new_empty(ids.shape, dtype=torch.bool)
+        ids.new_empty(ids.shape),
+        ids.new_empty(ids.shape, dtype=torch.bool),
     ),
-    form=Form("MoeUpdateExpert"),
-)  # fmt: skip
+    form=GeForm("MoeUpdateExpert"),
+)
 def update_expert(
-    expert_ids: Tensor, eplb_table: Tensor, *, expert_scales: Tensor | None = None,
-    pruning_threshold: Tensor | None = None, active_mask: Tensor | None = None,
-    local_rank_id: int = -1, world_size: int = -1, balance_mode: int = 0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    expert_ids: Tensor,
+    eplb_table: Tensor,
+    *,
+    expert_scales: Tensor | None = None,
+    pruning_threshold: Tensor | None = None,
+    active_mask: Tensor | None = None,
+    local_rank_id: int = -1,
+    world_size: int = -1,
+    balance_mode: int = 0,
+) -> tuple[Tensor, Tensor]:
     """The copy of each expert that serves a token, chosen by rank (mode 0) or by token (mode 1);
     and whether the expert weighs enough to be asked at all."""
     name = "npu_moe_update_expert"

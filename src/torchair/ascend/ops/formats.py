@@ -27,7 +27,7 @@ SCALE_NAN = 255
 
 
 @dataclass(frozen=True)
-class Format:
+class NumberFormat:
     """A narrow number format: its largest finite value, the exponent of that value, the type that
     stores it and how many values share one element of that type."""
 
@@ -44,14 +44,14 @@ class Format:
         return self.stored != torch.uint8
 
 
-E4M3 = Format("float8_e4m3fn", 448.0, 8, torch.float8_e4m3fn)
-E5M2 = Format("float8_e5m2", 57344.0, 15, torch.float8_e5m2)
-HIFLOAT8 = Format("hifloat8", 32768.0, 15, torch.uint8)
-E2M1 = Format("float4_e2m1fn_x2", 6.0, 2, torch.uint8, 2, (0, 0.5, 1, 1.5, 2, 3, 4, 6))
-E1M2 = Format(
+E4M3 = NumberFormat("float8_e4m3fn", 448.0, 8, torch.float8_e4m3fn)
+E5M2 = NumberFormat("float8_e5m2", 57344.0, 15, torch.float8_e5m2)
+HIFLOAT8 = NumberFormat("hifloat8", 32768.0, 15, torch.uint8)
+E2M1 = NumberFormat("float4_e2m1fn_x2", 6.0, 2, torch.uint8, 2, (0, 0.5, 1, 1.5, 2, 3, 4, 6))
+E1M2 = NumberFormat(
     "float4_e1m2fn_x2", 1.75, 0, torch.uint8, 2, (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75)
 )
-INT8 = Format("int8", 127.0, 6, torch.int8)
+INT8 = NumberFormat("int8", 127.0, 6, torch.int8)
 
 _BY_CODE = {
     1: INT8, 258: INT8, 23: E5M2, 291: E5M2, 24: E4M3, 292: E4M3, 45: E2M1, 296: E2M1,
@@ -70,8 +70,8 @@ MX = (E4M3, E5M2, E2M1, E1M2)
 
 
 def format_of(
-    operator: str, argument: str, code: int | None, known: tuple[Format, ...]
-) -> Format:
+    operator: str, argument: str, code: int | None, known: tuple[NumberFormat, ...]
+) -> NumberFormat:
     """The format behind a type number, if it is one of those that are known."""
     found = None if code is None else _BY_CODE.get(int(code))
     if found is None or found not in known:
@@ -80,7 +80,7 @@ def format_of(
     return found
 
 
-def check_round(operator: str, mode: str, kind: Format) -> None:
+def check_round(operator: str, mode: str, kind: NumberFormat) -> None:
     """Raise for a mode of rounding that a format does not have."""
     if mode not in (*ROUND_MODES, "hybrid"):
         raise wrong(operator, "round_mode", f"{mode!r} is none of {', '.join(ROUND_MODES)}")
@@ -90,12 +90,12 @@ def check_round(operator: str, mode: str, kind: Format) -> None:
         raise refuse(operator, "round_mode", f"{mode!r} is not known for {kind.name}")
 
 
-def stored_dims(kind: Format, dims: list[int] | tuple[int, ...]) -> list[int]:
+def stored_dims(kind: NumberFormat, dims: list[int] | tuple[int, ...]) -> list[int]:
     """Dims of the tensor that stores values of these dims."""
     return [*dims[:-1], dims[-1] // kind.packed] if kind.packed > 1 else list(dims)
 
 
-def encode(x: Tensor, kind: Format, mode: str = "rint") -> Tensor:
+def encode(x: Tensor, kind: NumberFormat, mode: str = "rint") -> Tensor:
     """Values as the nearest ones of a format; those beyond its ends become its ends, except that
     HiFloat8 has an infinity."""
     if kind is INT8:
@@ -109,7 +109,7 @@ def encode(x: Tensor, kind: Format, mode: str = "rint") -> Tensor:
     return pairs[..., 0] | pairs[..., 1] << 4
 
 
-def decode(stored: Tensor, kind: Format) -> Tensor:
+def decode(stored: Tensor, kind: NumberFormat) -> Tensor:
     """What is stored, in float32."""
     if kind.is_native:
         return stored.to(torch.float32)

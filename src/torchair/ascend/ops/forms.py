@@ -17,7 +17,7 @@ GE_TYPES = 256
 
 
 @dataclass(frozen=True)
-class Form:
+class GeForm:
     """The GE operator that a torch operator becomes.
 
     Inputs and attributes of the GE operator are the arguments of the same name; `names` has those
@@ -69,7 +69,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Outline:
+class TensorMeta:
     """A tensor as far as its type and dims are known; dims may be expressions.
 
     Has what fake kernels ask of a tensor, so that they are shape rules of GE operators too. These
@@ -79,10 +79,10 @@ class Outline:
     shape: tuple[Any, ...]
     dtype: torch.dtype
 
-    def new_empty(self, dims: Any, dtype: torch.dtype | None = None) -> Outline:
+    def new_empty(self, dims: Any, dtype: torch.dtype | None = None) -> TensorMeta:
         """A result of other dims."""
         dims = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
-        return Outline(dims, dtype or self.dtype)
+        return TensorMeta(dims, dtype or self.dtype)
 
     def dim(self) -> int:
         """Number of dims."""
@@ -95,7 +95,7 @@ def smaller(a: Any, b: Any) -> Any:
     return torch.sym_min(a, b) if traced else min(a, b)
 
 
-class Call:
+class OperatorCall:
     """Arguments of an operator by name, and the call with them."""
 
     def __init__(self, schema: str) -> None:

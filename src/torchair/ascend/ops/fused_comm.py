@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchair.ascend.ops.forms import Call, Form
+from torchair.ascend.ops.forms import GeForm, OperatorCall
 from torchair.ascend.ops.library import (
     NpuOperators,
     dtype_of,
@@ -31,9 +31,11 @@ from torchair.ops.quantised import (
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
 _REDUCTIONS = {
-    "sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX,
+    "sum": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
     "prod": dist.ReduceOp.PRODUCT,
-}  # fmt: skip
+}
 
 
 # ---- collectives ----
@@ -67,9 +69,12 @@ def gathered(x: Tensor, hcom: str, world: int) -> Tensor:
 
 
 def exchanged(
-    x: Tensor, hcom: str, world: int, received: Sequence[int] | None = None,
+    x: Tensor,
+    hcom: str,
+    world: int,
+    received: Sequence[int] | None = None,
     sent: Sequence[int] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Rows sent to each rank and got from each; equal parts if no counts are given."""
     if world <= 1:
         return x
@@ -92,9 +97,13 @@ def own_part(x: Tensor, hcom: str, world: int) -> Tensor:
 
 
 def _product(
-    name: str, x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_scale: Tensor | None,
+    name: str,
+    x1: Tensor,
+    x2: Tensor,
+    x1_scale: Tensor | None,
+    x2_scale: Tensor | None,
     types: dict[str, Any],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     weight = unpacked_weight(x2, x1.shape[-1]) if x1.dtype != torch.uint8 else x2
     left = Factor.typed(x1, x1_scale, types, "x1_dtype", "x1_scale_dtype")
     right = Factor.typed(weight, x2_scale, types, "x2_dtype", "x2_scale_dtype")
@@ -133,22 +142,41 @@ def _sum_type(x1: Any, scale: Any, y_dtype: Any) -> torch.dtype:
     lambda x1, x2, hcom, *, dequant_scale=None, y_dtype=None, **others: x1.new_empty(
         [*x1.shape[:-1], columns(x2, x1.shape[-1])], dtype=_sum_type(x1, dequant_scale, y_dtype)
     ),
-    form=Form("MatmulAllReduce", {"group": "hcom"}, ("y_dtype",), collective=True, product=True,
-              unused=("comm_mode", "group_sizes")),
-)  # fmt: skip
+    form=GeForm(
+        "MatmulAllReduce",
+        {"group": "hcom"},
+        ("y_dtype",),
+        collective=True,
+        product=True,
+        unused=("comm_mode", "group_sizes"),
+    ),
+)
 def mm_all_reduce(
-    x1: Tensor, x2: Tensor, hcom: str, *, reduce_op: str = "sum", bias: Tensor | None = None,
-    antiquant_scale: Tensor | None = None, antiquant_offset: Tensor | None = None,
-    x3: Tensor | None = None, dequant_scale: Tensor | None = None,
-    pertoken_scale: Tensor | None = None, comm_quant_scale_1: Tensor | None = None,
-    comm_quant_scale_2: Tensor | None = None, antiquant_group_size: int = 0,
-    y_dtype: int | None = None, **others: Any,
-) -> Tensor:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    *,
+    reduce_op: str = "sum",
+    bias: Tensor | None = None,
+    antiquant_scale: Tensor | None = None,
+    antiquant_offset: Tensor | None = None,
+    x3: Tensor | None = None,
+    dequant_scale: Tensor | None = None,
+    pertoken_scale: Tensor | None = None,
+    comm_quant_scale_1: Tensor | None = None,
+    comm_quant_scale_2: Tensor | None = None,
+    antiquant_group_size: int = 0,
+    y_dtype: int | None = None,
+    **others: Any,
+) -> Tensor:
     """A product summed over all ranks, plus `x3`. Operands may be quantised, or the weight alone;
     what a device quantises on the way is sent as it is."""
-    types = {"x1_dtype": others.get("x1_dtype"), "x2_dtype": others.get("x2_dtype"),
-             "x1_scale_dtype": others.get("pertoken_scale_dtype"),
-             "x2_scale_dtype": others.get("dequant_scale_dtype")}  # fmt: skip
+    types = {
+        "x1_dtype": others.get("x1_dtype"),
+        "x2_dtype": others.get("x2_dtype"),
+        "x1_scale_dtype": others.get("pertoken_scale_dtype"),
+        "x2_scale_dtype": others.get("dequant_scale_dtype"),
+    }
     weight, dtype = x2, _sum_type(x1, dequant_scale, y_dtype)
     if antiquant_scale is not None:
         plain, kind = unpacked_weight(x2, x1.shape[-1]), wide(x1.dtype)
@@ -170,10 +198,17 @@ def mm_all_reduce(
 
 
 def _scattered(
-    name: str, x1: Tensor, x2: Tensor, hcom: str, world_size: int, reduce_op: str,
-    bias: Tensor | None, scales: tuple[Tensor | None, Tensor | None], dtype: torch.dtype,
+    name: str,
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    reduce_op: str,
+    bias: Tensor | None,
+    scales: tuple[Tensor | None, Tensor | None],
+    dtype: torch.dtype,
     types: dict[str, Any],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     world = ranks(hcom, world_size)
     if x1.shape[0] % world:
         raise wrong(name, "self", f"{x1.shape[0]} rows have no {world} equal parts")
@@ -193,14 +228,28 @@ def _scatter_rows(x: Any, world_size: int) -> Any:
         [_scatter_rows(x, world), x2.shape[1]],
         dtype=_type("npu_mm_reduce_scatter_base", x, x2_scale, output_dtype, torch.bfloat16),
     ),
-    form=Form("MatmulReduceScatter", {"x1": "self", "group": "hcom", "rank_size": "world_size"},
-              collective=True, product=True, unused=("comm_mode",)),
-)  # fmt: skip
+    form=GeForm(
+        "MatmulReduceScatter",
+        {"x1": "self", "group": "hcom", "rank_size": "world_size"},
+        collective=True,
+        product=True,
+        unused=("comm_mode",),
+    ),
+)
 def mm_reduce_scatter(
-    self: Tensor, x2: Tensor, hcom: str, world_size: int, *, reduce_op: str = "sum",
-    bias: Tensor | None = None, x1_scale: Tensor | None = None, x2_scale: Tensor | None = None,
-    comm_turn: int = 0, output_dtype: Any = None, comm_mode: str | None = None,
-) -> Tensor:  # fmt: skip
+    self: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    *,
+    reduce_op: str = "sum",
+    bias: Tensor | None = None,
+    x1_scale: Tensor | None = None,
+    x2_scale: Tensor | None = None,
+    comm_turn: int = 0,
+    output_dtype: Any = None,
+    comm_mode: str | None = None,
+) -> Tensor:
     """A product summed over all ranks, and the rows of it that belong to this one."""
     name = "npu_mm_reduce_scatter_base"
     dtype = _type(name, self, x2_scale, output_dtype, torch.bfloat16)
@@ -220,20 +269,35 @@ _TYPES = (
     "str reduce_op='sum', Tensor? bias=None, Tensor? x1_scale=None, Tensor? x2_scale=None, "
     f"Tensor? quant_scale=None, int block_size=0, int comm_turn=0, {_TYPES}) -> (Tensor, Tensor)",
     lambda x, x2, hcom, world, *, y_dtype=None, **others: (
-        x.new_empty([_scatter_rows(x, world), x2.shape[1]],
-                    dtype=_type("npu_quant_mm_reduce_scatter", x, None, y_dtype, x.dtype)),
+        x.new_empty(
+            [_scatter_rows(x, world), x2.shape[1]],
+            dtype=_type("npu_quant_mm_reduce_scatter", x, None, y_dtype, x.dtype),
+        ),
         x.new_empty([0], dtype=torch.float32),
     ),
-    form=Form("MatmulReduceScatterV2",
-              {"x1": "self", "group": "hcom", "rank_size": "world_size",
-               "is_amax_out": "amax_output"},
-              ("y_dtype",), collective=True, product=True, unused=("comm_mode", "group_sizes")),
-)  # fmt: skip
+    form=GeForm(
+        "MatmulReduceScatterV2",
+        {"x1": "self", "group": "hcom", "rank_size": "world_size", "is_amax_out": "amax_output"},
+        ("y_dtype",),
+        collective=True,
+        product=True,
+        unused=("comm_mode", "group_sizes"),
+    ),
+)
 def quant_mm_reduce_scatter(
-    self: Tensor, x2: Tensor, hcom: str, world_size: int, *, reduce_op: str = "sum",
-    bias: Tensor | None = None, x1_scale: Tensor | None = None, x2_scale: Tensor | None = None,
-    quant_scale: Tensor | None = None, y_dtype: int | None = None, **types: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    self: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    *,
+    reduce_op: str = "sum",
+    bias: Tensor | None = None,
+    x1_scale: Tensor | None = None,
+    x2_scale: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    y_dtype: int | None = None,
+    **types: Any,
+) -> tuple[Tensor, Tensor]:
     """The same of quantised operands; the second result is empty."""
     name = "npu_quant_mm_reduce_scatter"
     refuse_given(name, quant_scale=quant_scale)
@@ -262,16 +326,34 @@ def _gather_dims(x: Any, x2: Any, world_size: int, shown: bool) -> tuple[list[An
         ),
         x.new_empty(_gather_dims(x, x2, world, gather_output)[1]),
     ),
-    form=Form("AllGatherMatmul", {"x1": "self", "group": "hcom", "rank_size": "world_size",
-                                  "is_gather_out": "gather_output"},
-              collective=True, product=True, unused=("comm_mode",)),
-)  # fmt: skip
+    form=GeForm(
+        "AllGatherMatmul",
+        {
+            "x1": "self",
+            "group": "hcom",
+            "rank_size": "world_size",
+            "is_gather_out": "gather_output",
+        },
+        collective=True,
+        product=True,
+        unused=("comm_mode",),
+    ),
+)
 def all_gather_mm(
-    self: Tensor, x2: Tensor, hcom: str, world_size: int, *, bias: Tensor | None = None,
-    x1_scale: Tensor | None = None, x2_scale: Tensor | None = None, gather_index: int = 0,
-    gather_output: bool = True, comm_turn: int = 0, output_dtype: Any = None,
+    self: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    *,
+    bias: Tensor | None = None,
+    x1_scale: Tensor | None = None,
+    x2_scale: Tensor | None = None,
+    gather_index: int = 0,
+    gather_output: bool = True,
+    comm_turn: int = 0,
+    output_dtype: Any = None,
     comm_mode: str | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Rows of all ranks times a weight, and these rows."""
     name = "npu_all_gather_base_mm"
     dtype = _type(name, self, x2_scale, output_dtype, torch.bfloat16)
@@ -280,10 +362,18 @@ def all_gather_mm(
 
 
 def _gathered_product(
-    name: str, x: Tensor, x2: Tensor, hcom: str, world_size: int, bias: Tensor | None,
-    scales: tuple[Tensor | None, Tensor | None], gather_index: int, shown: bool,
-    dtype: torch.dtype, types: dict[str, Any],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    name: str,
+    x: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    bias: Tensor | None,
+    scales: tuple[Tensor | None, Tensor | None],
+    gather_index: int,
+    shown: bool,
+    dtype: torch.dtype,
+    types: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
     if gather_index:
         raise refuse(name, "gather_index", f"{gather_index} is not 0")
     world = ranks(hcom, world_size)
@@ -300,22 +390,43 @@ def _gathered_product(
     "int block_size=0, int gather_index=0, bool gather_output=True, int comm_turn=0, "
     f"{_TYPES}) -> (Tensor, Tensor, Tensor)",
     lambda x, x2, hcom, world, *, y_dtype=None, gather_output=True, **others: (
-        x.new_empty(_gather_dims(x, x2, world, True)[0],
-                    dtype=_type("npu_all_gather_quant_mm", x, None, y_dtype, x.dtype)),
+        x.new_empty(
+            _gather_dims(x, x2, world, True)[0],
+            dtype=_type("npu_all_gather_quant_mm", x, None, y_dtype, x.dtype),
+        ),
         x.new_empty(_gather_dims(x, x2, world, gather_output)[1]),
         x.new_empty([0], dtype=torch.float32),
     ),
-    form=Form("AllGatherMatmulV2",
-              {"x1": "self", "group": "hcom", "rank_size": "world_size",
-               "is_gather_out": "gather_output", "is_amax_out": "amax_output"},
-              ("y_dtype",), collective=True, product=True, unused=("group_sizes",)),
-)  # fmt: skip
+    form=GeForm(
+        "AllGatherMatmulV2",
+        {
+            "x1": "self",
+            "group": "hcom",
+            "rank_size": "world_size",
+            "is_gather_out": "gather_output",
+            "is_amax_out": "amax_output",
+        },
+        ("y_dtype",),
+        collective=True,
+        product=True,
+        unused=("group_sizes",),
+    ),
+)
 def all_gather_quant_mm(
-    self: Tensor, x2: Tensor, hcom: str, world_size: int, *, bias: Tensor | None = None,
-    x1_scale: Tensor | None = None, x2_scale: Tensor | None = None,
-    quant_scale: Tensor | None = None, gather_index: int = 0, gather_output: bool = True,
-    y_dtype: int | None = None, **types: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    self: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    *,
+    bias: Tensor | None = None,
+    x1_scale: Tensor | None = None,
+    x2_scale: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    gather_index: int = 0,
+    gather_output: bool = True,
+    y_dtype: int | None = None,
+    **types: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same of quantised operands; the third result is empty."""
     name = "npu_all_gather_quant_mm"
     refuse_given(name, quant_scale=quant_scale)
@@ -361,13 +472,20 @@ _QUANT_TYPES = (
     "int? y_dtype=None, str? comm_mode=None"
 )
 _UNUSED = (
-    "comm_mode", "group_sizes", "x1_quant_mode", "x2_quant_mode", "comm_quant_dtype",
-    "output_scale_dtype", "comm_scale_dtype",
-)  # fmt: skip
+    "comm_mode",
+    "group_sizes",
+    "x1_quant_mode",
+    "x2_quant_mode",
+    "comm_quant_dtype",
+    "output_scale_dtype",
+    "comm_scale_dtype",
+)
 _NAMES = {
-    "group": "hcom", "alltoall_out_flag": "all2all_out_flag", "comm_scale": "common_scale",
+    "group": "hcom",
+    "alltoall_out_flag": "all2all_out_flag",
+    "comm_scale": "common_scale",
     "comm_quant_mode": "common_quant_mode",
-}  # fmt: skip
+}
 
 
 def _result_type(x1: Any, x1_dtype: int | None, y_dtype: int | None) -> torch.dtype:
@@ -385,7 +503,7 @@ def _no_more(name: str, given: dict[str, Any]) -> None:
 
 def _by_name(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A function of all arguments by name, from one that gets them as they were given."""
-    names = [a.name for a in Call(schema).arguments]
+    names = [a.name for a in OperatorCall(schema).arguments]
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **more: function(**dict(zip(names, args, strict=False)) | more)
@@ -401,25 +519,39 @@ _TO_ROWS = (
 
 @_by_name(_TO_ROWS)
 def _fake_to_rows(
-    x1: Any, x2: Any, hcom: str, world_size: int, x1_dtype: int | None = None,
-    y_dtype: int | None = None, **others: Any,
-) -> Any:  # fmt: skip
+    x1: Any,
+    x2: Any,
+    hcom: str,
+    world_size: int,
+    x1_dtype: int | None = None,
+    y_dtype: int | None = None,
+    **others: Any,
+) -> Any:
     world = max(world_size, 1)
     dims = [x1.shape[0] * world, x2.shape[1] // world]
     return x1.new_empty(dims, dtype=_result_type(x1, x1_dtype, y_dtype))
 
 
 @OPERATORS.add(
-    _TO_ROWS, _fake_to_rows,
-    form=Form("MatmulAlltoAll", _NAMES, ("y_dtype",), collective=True, product=True,
-              unused=_UNUSED),
-)  # fmt: skip
+    _TO_ROWS,
+    _fake_to_rows,
+    form=GeForm(
+        "MatmulAlltoAll", _NAMES, ("y_dtype",), collective=True, product=True, unused=_UNUSED
+    ),
+)
 @_by_name(_TO_ROWS)
 def matmul_all_to_all(
-    x1: Tensor, x2: Tensor, hcom: str, world_size: int, bias: Tensor | None = None,
-    x1_scale: Tensor | None = None, x2_scale: Tensor | None = None,
-    all2all_axes: Sequence[int] | None = None, y_dtype: int | None = None, **types: Any,
-) -> Tensor:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    bias: Tensor | None = None,
+    x1_scale: Tensor | None = None,
+    x2_scale: Tensor | None = None,
+    all2all_axes: Sequence[int] | None = None,
+    y_dtype: int | None = None,
+    **types: Any,
+) -> Tensor:
     """A product whose columns go to the ranks, which have rows of all then."""
     name = "npu_matmul_all_to_all"
     _no_more(name, types)
@@ -433,18 +565,25 @@ OPERATORS.add(
     "npu_matmul_all_to_all(Tensor x1, Tensor x2, str hcom, int world_size, Tensor? bias=None, "
     "int[]? all2all_axes=None, str? comm_mode=None) -> Tensor",
     lambda x1, x2, hcom, world, *others: _fake_to_rows(x1, x2, hcom, world),
-    form=Form("MatmulAlltoAll", _NAMES, collective=True, product=True, unused=_UNUSED),
+    form=GeForm("MatmulAlltoAll", _NAMES, collective=True, product=True, unused=_UNUSED),
 )(
     lambda x1, x2, hcom, world, bias=None, axes=None, mode=None: matmul_all_to_all(
         x1, x2, hcom, world, bias, all2all_axes=axes
     )
-)  # fmt: skip
+)
 
 
 def _fake_to_columns(
-    x1: Any, x2: Any, hcom: str, world_size: int, *, all2all_out_flag: bool = True,
-    x1_dtype: int | None = None, y_dtype: int | None = None, **others: Any,
-) -> Any:  # fmt: skip
+    x1: Any,
+    x2: Any,
+    hcom: str,
+    world_size: int,
+    *,
+    all2all_out_flag: bool = True,
+    x1_dtype: int | None = None,
+    y_dtype: int | None = None,
+    **others: Any,
+) -> Any:
     world = max(world_size, 1)
     rows, width = x1.shape[0] // world, x1.shape[1] * world
     y = x1.new_empty([rows, x2.shape[1]], dtype=_result_type(x1, x1_dtype, y_dtype))
@@ -454,15 +593,31 @@ def _fake_to_columns(
 @OPERATORS.add(
     "npu_all_to_all_quant_matmul(Tensor x1, Tensor x2, str hcom, int world_size, *, "
     f"bool all2all_out_flag=True, Tensor? bias=None, {_QUANT}int? x1_quant_dtype=None, "
-    f"{_QUANT_TYPES}) -> (Tensor, Tensor)", _fake_to_columns,
-    form=Form("AlltoAllMatmul", _NAMES, ("y_dtype",), collective=True, product=True,
-              unused=(*_UNUSED, "x1_quant_dtype")),
-)  # fmt: skip
+    f"{_QUANT_TYPES}) -> (Tensor, Tensor)",
+    _fake_to_columns,
+    form=GeForm(
+        "AlltoAllMatmul",
+        _NAMES,
+        ("y_dtype",),
+        collective=True,
+        product=True,
+        unused=(*_UNUSED, "x1_quant_dtype"),
+    ),
+)
 def all_to_all_matmul(
-    x1: Tensor, x2: Tensor, hcom: str, world_size: int, *, all2all_out_flag: bool = True,
-    bias: Tensor | None = None, x1_scale: Tensor | None = None, x2_scale: Tensor | None = None,
-    all2all_axes: Sequence[int] | None = None, y_dtype: int | None = None, **types: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    hcom: str,
+    world_size: int,
+    *,
+    all2all_out_flag: bool = True,
+    bias: Tensor | None = None,
+    x1_scale: Tensor | None = None,
+    x2_scale: Tensor | None = None,
+    all2all_axes: Sequence[int] | None = None,
+    y_dtype: int | None = None,
+    **types: Any,
+) -> tuple[Tensor, Tensor]:
     """Rows that go to the ranks, which have columns of all then, times a weight; and these rows. A
     scale of rows is that of the rows that arrive."""
     name = "npu_all_to_all_matmul"
@@ -481,12 +636,12 @@ OPERATORS.add(
     lambda x1, x2, hcom, world, bias=None, axes=None, shown=True, mode=None: _fake_to_columns(
         x1, x2, hcom, world, all2all_out_flag=shown
     ),
-    form=Form("AlltoAllMatmul", _NAMES, collective=True, product=True, unused=_UNUSED),
+    form=GeForm("AlltoAllMatmul", _NAMES, collective=True, product=True, unused=_UNUSED),
 )(
     lambda x1, x2, hcom, world, bias=None, axes=None, shown=True, mode=None: all_to_all_matmul(
         x1, x2, hcom, world, bias=bias, all2all_axes=axes, all2all_out_flag=shown
     )
-)  # fmt: skip
+)
 
 
 # ---- quantised sums ----
@@ -508,9 +663,7 @@ def _dequantised(name: str, x: Tensor, scales: Tensor, types: dict[str, Any]) ->
     return values.to(torch.float32) * wide_factor
 
 
-_SUMS = (
-    "str? reduce_op='sum', int? output_dtype=None, int? x_dtype=None, int? scales_dtype=None"
-)
+_SUMS = "str? reduce_op='sum', int? output_dtype=None, int? x_dtype=None, int? scales_dtype=None"
 
 
 @OPERATORS.add(
@@ -519,12 +672,18 @@ _SUMS = (
     lambda x, scales, hcom, world, *, output_dtype=None, **others: x.new_empty(
         x.shape, dtype=_quant_type(output_dtype)
     ),
-    form=Form("QuantAllReduce", {"group": "hcom"}, ("output_dtype",), collective=True),
-)  # fmt: skip
+    form=GeForm("QuantAllReduce", {"group": "hcom"}, ("output_dtype",), collective=True),
+)
 def quant_all_reduce(
-    x: Tensor, scales: Tensor, hcom: str, world_size: int, *, reduce_op: str | None = "sum",
-    output_dtype: int | None = None, **types: Any,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    scales: Tensor,
+    hcom: str,
+    world_size: int,
+    *,
+    reduce_op: str | None = "sum",
+    output_dtype: int | None = None,
+    **types: Any,
+) -> Tensor:
     """The sum over all ranks of quantised values."""
     name = "npu_quant_all_reduce"
     values = _dequantised(name, x, scales, types)
@@ -538,12 +697,18 @@ def quant_all_reduce(
     lambda x, scales, hcom, world, *, output_dtype=None, **others: x.new_empty(
         [_scatter_rows(x, int(world)), *x.shape[1:]], dtype=_quant_type(output_dtype)
     ),
-    form=Form("QuantReduceScatter", {"group": "hcom"}, ("output_dtype",), collective=True),
-)  # fmt: skip
+    form=GeForm("QuantReduceScatter", {"group": "hcom"}, ("output_dtype",), collective=True),
+)
 def quant_reduce_scatter(
-    x: Tensor, scales: Tensor, hcom: str, world_size: int, *, reduce_op: str | None = "sum",
-    output_dtype: int | None = None, **types: Any,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    scales: Tensor,
+    hcom: str,
+    world_size: int,
+    *,
+    reduce_op: str | None = "sum",
+    output_dtype: int | None = None,
+    **types: Any,
+) -> Tensor:
     """The same, and the rows of it that belong to this rank."""
     name, world = "npu_quant_reduce_scatter", ranks(hcom, int(world_size))
     values = _dequantised(name, x, scales, types)

@@ -199,10 +199,18 @@ def _fake(*args: Any, **options: Any) -> Any:
 
 
 def _backward_call(
-    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, *,
-    softmax_max: Tensor | None = None, softmax_sum: Tensor | None = None,
-    scale_value: float = 1.0, **options: Any,
-) -> Any:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    softmax_max: Tensor | None = None,
+    softmax_sum: Tensor | None = None,
+    scale_value: float = 1.0,
+    **options: Any,
+) -> Any:
     if softmax_max is None or softmax_sum is None:
         raise wrong(f"{NAME}_grad", "softmax_max", "and softmax_sum of the forward are needed")
     for unread in ("softmax_in", "attention_in", "offset", "numels"):
@@ -212,9 +220,16 @@ def _backward_call(
 
 
 def _fake_backward(
-    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, *,
-    pse: Tensor | None = None, **options: Any,
-) -> Any:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    pse: Tensor | None = None,
+    **options: Any,
+) -> Any:
     grads = [x.new_empty(x.shape) for x in (query, key, value)]
     last = query.new_empty(0) if pse is None else pse.new_empty(pse.shape)
     return *grads, last
@@ -238,11 +253,24 @@ def _backward(ctx: Any, dy: Tensor, *others: Any) -> Any:
     options = dict(ctx.options)
     heads, layout = options.pop("head_num"), options.pop("input_layout")
     *grads, dpse = torch.ops.npu.npu_fusion_attention_grad(
-        query, key, value, dy, heads, layout, pse=pse, atten_mask=mask, softmax_max=top,
-        softmax_sum=total, softmax_in=softmax, attention_in=out,
-        scale_value=options.pop("scale"), seed=ctx.seed, offset=ctx.offset, numels=ctx.count,
+        query,
+        key,
+        value,
+        dy,
+        heads,
+        layout,
+        pse=pse,
+        atten_mask=mask,
+        softmax_max=top,
+        softmax_sum=total,
+        softmax_in=softmax,
+        attention_in=out,
+        scale_value=options.pop("scale"),
+        seed=ctx.seed,
+        offset=ctx.offset,
+        numels=ctx.count,
         **options,
-    )  # fmt: skip
+    )
     of_pse = None if pse is None else dpse
     return *grads, None, None, of_pse, *[None] * (len(_NAMES) - 6)
 
@@ -258,8 +286,10 @@ OPERATORS.add(
     "float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
     f"int next_tockens=2147483647, int inner_precise=0, {_LENGTHS}, "
     'str softmax_layout="", Tensor? sink=None) '
-    "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)", _fake, Gradient(_keep, _backward),
-)(_forward)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)",
+    _fake,
+    Gradient(_keep, _backward),
+)(_forward)
 OPERATORS.add(
     "npu_fusion_attention_grad(Tensor query, Tensor key, Tensor value, Tensor dy, "
     "int head_num, str input_layout, *, Tensor? pse=None, Tensor? padding_mask=None, "
@@ -267,5 +297,6 @@ OPERATORS.add(
     "Tensor? softmax_in=None, Tensor? attention_in=None, float scale_value=1., "
     "float keep_prob=1., int pre_tockens=2147483647, int next_tockens=2147483647, "
     f"int inner_precise=0, int seed=0, int offset=0, int numels=0, {_LENGTHS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)", _fake_backward,
-)(_backward_call)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_backward,
+)(_backward_call)

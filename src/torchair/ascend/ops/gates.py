@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import (
     Gradient,
     NpuOperators,
@@ -36,9 +36,10 @@ def fast_gelu(self: Tensor) -> Tensor:
 
 
 @OPERATORS.add(
-    "npu_fast_gelu_backward(Tensor grad, Tensor self) -> Tensor", like(1),
-    form=Form("FastGeluGrad", {"dy": "grad", "x": "self"}),
-)  # fmt: skip
+    "npu_fast_gelu_backward(Tensor grad, Tensor self) -> Tensor",
+    like(1),
+    form=GeForm("FastGeluGrad", {"dy": "grad", "x": "self"}),
+)
 def fast_gelu_backward(grad: Tensor, self: Tensor) -> Tensor:
     """The gradient of `fast_gelu`."""
     x = self.to(wide(self.dtype))
@@ -57,9 +58,11 @@ def _fast_gradient(ctx: Any, grad: Tensor) -> Tensor:
 
 for _name in ("npu_fast_gelu", "fast_gelu"):
     OPERATORS.add(
-        f"{_name}(Tensor self) -> Tensor", like(0), Gradient(_keep_first, _fast_gradient),
-        form=Form("FastGelu", {"x": "self"}),
-    )(fast_gelu)  # fmt: skip
+        f"{_name}(Tensor self) -> Tensor",
+        like(0),
+        Gradient(_keep_first, _fast_gradient),
+        form=GeForm("FastGelu", {"x": "self"}),
+    )(fast_gelu)
 
 
 def _check_gelu(approximate: str) -> None:
@@ -70,7 +73,7 @@ def _check_gelu(approximate: str) -> None:
 @OPERATORS.add(
     "npu_gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor",
     lambda grad, x, **options: like(0)(x),
-    form=Form("GeluGradV2", {"dy": "grad_output", "x": "self"}),
+    form=GeForm("GeluGradV2", {"dy": "grad_output", "x": "self"}),
 )
 def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> Tensor:
     """The gradient of `gelu`."""
@@ -94,9 +97,10 @@ def _gelu_gradient(ctx: Any, grad: Tensor) -> Tensor:
 
 @OPERATORS.add(
     "npu_gelu(Tensor self, *, str approximate='none') -> Tensor",
-    lambda x, **options: like(0)(x), Gradient(_keep_gelu, _gelu_gradient),
-    form=Form("GeluV2", {"x": "self"}),
-)  # fmt: skip
+    lambda x, **options: like(0)(x),
+    Gradient(_keep_gelu, _gelu_gradient),
+    form=GeForm("GeluV2", {"x": "self"}),
+)
 def gelu(self: Tensor, *, approximate: str = "none") -> Tensor:
     """x times the normal distribution function at x, or its approximation with tanh."""
     _check_gelu(approximate)
@@ -113,7 +117,9 @@ def _silu_(self: Tensor) -> Tensor:
     return self.copy_(_silu(self))
 
 
-OPERATORS.add("npu_silu(Tensor self) -> Tensor", like(0), form=Form("Swish", {"x": "self"}))(_silu)
+OPERATORS.add("npu_silu(Tensor self) -> Tensor", like(0), form=GeForm("Swish", {"x": "self"}))(
+    _silu
+)
 OPERATORS.add("npu_silu_(Tensor(a!) self) -> Tensor(a!)", lambda x: x, pure="npu_silu")(_silu_)
 
 
@@ -135,9 +141,10 @@ def _two_halves(x: Tensor, dim: int = -1, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @OPERATORS.add(
     "npu_geglu(Tensor self, int dim=-1, int approximate=1, bool activate_left=False) "
-    "-> (Tensor, Tensor)", _two_halves,
-    form=Form("GeGluV2", {"x": "self"}),
-)  # fmt: skip
+    "-> (Tensor, Tensor)",
+    _two_halves,
+    form=GeForm("GeGluV2", {"x": "self"}),
+)
 def geglu(
     self: Tensor, dim: int = -1, approximate: int = 1, activate_left: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -160,12 +167,18 @@ def clipped(glu: Tensor, linear: Tensor, alpha: float, limit: float, bias: float
     "npu_clipped_swiglu(Tensor x, *, Tensor? group_index=None, int dim=-1, float alpha=1.702, "
     "float limit=7.0, float bias=1.0, bool interleaved=True) -> Tensor",
     lambda x, *, dim=-1, **options: x.new_empty(_halved("npu_clipped_swiglu", x, dim)),
-    form=Form("ClippedSwiglu"),
+    form=GeForm("ClippedSwiglu"),
 )
 def clipped_swiglu(
-    x: Tensor, *, group_index: Tensor | None = None, dim: int = -1, alpha: float = 1.702,
-    limit: float = 7.0, bias: float = 1.0, interleaved: bool = True,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    *,
+    group_index: Tensor | None = None,
+    dim: int = -1,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    bias: float = 1.0,
+    interleaved: bool = True,
+) -> Tensor:
     """`clipped` of even and odd elements, or of halves, counted over all dims from `dim` on. Rows
     behind the groups are zero."""
     dims = _halved("npu_clipped_swiglu", x, dim)
@@ -231,20 +244,33 @@ def _fake_gate_quant(x: Tensor, *, dst_type: Any = None, **options: Any) -> tupl
     "Tensor? quant_offset=None, Tensor? group_index=None, bool activate_left=False, "
     "int quant_mode=0, int? dst_type=None, int? round_mode=None, int? activate_dim=None, "
     "int swiglu_mode=0, float clamp_limit=7.0, float glu_alpha=1.702, float glu_bias=1.0) "
-    "-> (Tensor, Tensor)", _fake_gate_quant,
-    form=Form(
-        "DequantSwigluQuant", types=("dst_type",),
+    "-> (Tensor, Tensor)",
+    _fake_gate_quant,
+    form=GeForm(
+        "DequantSwigluQuant",
+        types=("dst_type",),
         words={"quant_mode": dict(enumerate(("static", "dynamic"))), "round_mode": _ROUNDING},
     ),
-)  # fmt: skip
+)
 def dequant_swiglu_quant(
-    x: Tensor, *, weight_scale: Tensor | None = None, activation_scale: Tensor | None = None,
-    bias: Tensor | None = None, quant_scale: Tensor | None = None,
-    quant_offset: Tensor | None = None, group_index: Tensor | None = None,
-    activate_left: bool = False, quant_mode: int = 0, dst_type: int | None = None,
-    round_mode: int | None = None, activate_dim: int | None = None, swiglu_mode: int = 0,
-    clamp_limit: float = 7.0, glu_alpha: float = FAST, glu_bias: float = 1.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    *,
+    weight_scale: Tensor | None = None,
+    activation_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    quant_offset: Tensor | None = None,
+    group_index: Tensor | None = None,
+    activate_left: bool = False,
+    quant_mode: int = 0,
+    dst_type: int | None = None,
+    round_mode: int | None = None,
+    activate_dim: int | None = None,
+    swiglu_mode: int = 0,
+    clamp_limit: float = 7.0,
+    glu_alpha: float = FAST,
+    glu_bias: float = 1.0,
+) -> tuple[Tensor, Tensor]:
     """Integers as numbers, gated, and quantised; groups of rows have scales of their own. With
     given scales the second result is zero, otherwise it has the scale of each row. Rows behind the
     groups are zero."""
@@ -267,9 +293,12 @@ def dequant_swiglu_quant(
 
 
 def _dequantised(
-    rows: Tensor, weight_scale: Tensor | None, activation_scale: Tensor | None,
-    bias: Tensor | None, group: Tensor,
-) -> Tensor:  # fmt: skip
+    rows: Tensor,
+    weight_scale: Tensor | None,
+    activation_scale: Tensor | None,
+    bias: Tensor | None,
+    group: Tensor,
+) -> Tensor:
     if rows.dtype != torch.int32:
         return rows.to(wide(rows.dtype))
     kind, whole = torch.float32, bias is not None and bias.dtype == torch.int32
@@ -286,9 +315,13 @@ def _dequantised(
 
 
 def _quantised(
-    y: Tensor, scale: Tensor | None, offset: Tensor | None, group: Tensor, mode: int,
+    y: Tensor,
+    scale: Tensor | None,
+    offset: Tensor | None,
+    group: Tensor,
+    mode: int,
     kind: torch.dtype,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     numbers = mode == STATIC
     factors = None if scale is None else _of_groups(scale, group, y.dtype, numbers)
     if mode == DYNAMIC:
@@ -305,10 +338,16 @@ def _quantised(
     _fake_gate_quant,
 )
 def swiglu_quant(
-    x: Tensor, *, smooth_scales: Tensor | None = None, offsets: Tensor | None = None,
-    group_index: Tensor | None = None, activate_left: bool = False, quant_mode: int = 0,
-    group_list_type: int = 0, dst_type: torch.dtype | int | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    *,
+    smooth_scales: Tensor | None = None,
+    offsets: Tensor | None = None,
+    group_index: Tensor | None = None,
+    activate_left: bool = False,
+    quant_mode: int = 0,
+    group_list_type: int = 0,
+    dst_type: torch.dtype | int | None = None,
+) -> tuple[Tensor, Tensor]:
     """silu of one half times the other, times the smooth scales of its group of rows, plus offsets
     if the scales are given and not found for each row; quantised. The second result is what each
     row was multiplied with: the largest integer over the largest value."""
@@ -347,14 +386,20 @@ def _fake_gelu_quant(
 @OPERATORS.add(
     "npu_gelu_quant(Tensor self, *, Tensor? input_scale=None, Tensor? input_offset=None, "
     "str approximate='none', str quant_mode='dynamic', int? dst_type=None, "
-    "str round_mode='rint') -> (Tensor, Tensor)", _fake_gelu_quant,
-    form=Form("GeluQuant", {"x": "self"}, types=("dst_type",)),
-)  # fmt: skip
+    "str round_mode='rint') -> (Tensor, Tensor)",
+    _fake_gelu_quant,
+    form=GeForm("GeluQuant", {"x": "self"}, types=("dst_type",)),
+)
 def gelu_quant(
-    self: Tensor, *, input_scale: Tensor | None = None, input_offset: Tensor | None = None,
-    approximate: str = "none", quant_mode: str = "dynamic", dst_type: int | None = None,
+    self: Tensor,
+    *,
+    input_scale: Tensor | None = None,
+    input_offset: Tensor | None = None,
+    approximate: str = "none",
+    quant_mode: str = "dynamic",
+    dst_type: int | None = None,
     round_mode: str = "rint",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """gelu, times scales: rounded with an offset (static), or over the largest of each row, whose
     scales are the second result (dynamic)."""
     name = "npu_gelu_quant"

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from torchair.ascend.ops import formats, mx
-from torchair.ascend.ops.formats import E2M1, E4M3, E5M2, INT8, Format, format_of
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.formats import E2M1, E4M3, E5M2, INT8, NumberFormat, format_of
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import (
     INT4_IN_INT32,
     NpuOperators,
@@ -20,13 +20,13 @@ from torchair.ascend.ops.library import (
     rounded,
     wide,
     wrong,
-)  # fmt: skip
+)
 from torchair.ascend.ops.matmul import (
     COUNTS,
     ENDS,
     columns,
     group_pieces,
-)  # fmt: skip
+)
 from torchair.ascend.ops.operands import Factor, is_shared, product
 from torchair.ops.quantised import (
     dequantized_weight,
@@ -43,9 +43,13 @@ OPERATORS = NpuOperators()
 
 
 def _product(
-    name: str, x: Tensor, weight: Tensor, x_scale: Tensor | None, w_scale: Tensor | None,
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    x_scale: Tensor | None,
+    w_scale: Tensor | None,
     types: dict[str, Any],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Rows times a weight, times the scales of both: of rows and columns, of groups of features,
     or shared ones of blocks of features."""
     rows = Factor.typed(x, x_scale, types, "x_dtype", "x_scale_dtype")
@@ -75,26 +79,48 @@ def _fake_swiglu(x: Any, weight: Any, groups: Any, scale: Any, *rest: Any, **oth
 @OPERATORS.add(
     "npu_grouped_matmul_swiglu_quant(Tensor x, Tensor weight, Tensor group_list, "
     "Tensor weight_scale, Tensor x_scale, *, Tensor? bias=None, Tensor? offset=None) "
-    "-> (Tensor, Tensor, Tensor)", _fake_swiglu,
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor)",
+    _fake_swiglu,
+)
 def swiglu_quant(
-    x: Tensor, weight: Tensor, group_list: Tensor, weight_scale: Tensor, x_scale: Tensor, *,
-    bias: Tensor | None = None, offset: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    weight_scale: Tensor,
+    x_scale: Tensor,
+    *,
+    bias: Tensor | None = None,
+    offset: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """silu(gate) * value of int8 products of groups of rows, as int8 with a scale for each row."""
     refuse_given("npu_grouped_matmul_swiglu_quant", bias=bias, offset=offset)
     made = _swiglu(
-        "npu_grouped_matmul_swiglu_quant", x, [weight], [weight_scale], x_scale, group_list, ENDS,
-        INT8, None, {},
-    )  # fmt: skip
+        "npu_grouped_matmul_swiglu_quant",
+        x,
+        [weight],
+        [weight_scale],
+        x_scale,
+        group_list,
+        ENDS,
+        INT8,
+        None,
+        {},
+    )
     return *made, x.new_zeros((), dtype=torch.float32)
 
 
 def _swiglu(
-    name: str, x: Tensor, weight: Sequence[Tensor], weight_scale: Sequence[Tensor],
-    x_scale: Tensor, group_list: Tensor, list_type: int, kind: Format, smooth: Tensor | None,
+    name: str,
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_scale: Sequence[Tensor],
+    x_scale: Tensor,
+    group_list: Tensor,
+    list_type: int,
+    kind: NumberFormat,
+    smooth: Tensor | None,
     types: dict[str, Any],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     pieces = group_pieces(name, group_list.tolist(), list_type, x.shape[0])
     parts, end = [], 0
     for g, a, b in pieces:
@@ -113,7 +139,7 @@ def _of_group(tensors: Sequence[Tensor], group: int) -> Tensor:
     return tensors[group] if len(tensors) > 1 else tensors[0][group]
 
 
-def _narrow(values: Tensor, kind: Format) -> tuple[Tensor, Tensor]:
+def _narrow(values: Tensor, kind: NumberFormat) -> tuple[Tensor, Tensor]:
     if kind is not INT8:
         return mx.mx_quant(values, kind, -1)
     scale = values.abs().amax(-1) / 127
@@ -126,9 +152,16 @@ _KINDS = (INT8, E4M3, E5M2, E2M1)
 
 
 def _fake_swiglu_v2(
-    x: Any, weight: Any, weight_scale: Any, x_scale: Any, group_list: Any, *,
-    quant_dtype: int | None = 1, weight_scale_dtype: int | None = None, **others: Any,
-) -> Any:  # fmt: skip
+    x: Any,
+    weight: Any,
+    weight_scale: Any,
+    x_scale: Any,
+    group_list: Any,
+    *,
+    quant_dtype: int | None = 1,
+    weight_scale_dtype: int | None = None,
+    **others: Any,
+) -> Any:
     kind = format_of(_V2, "quant_dtype", quant_dtype, _KINDS)
     rows, first = x.shape[0], weight_scale[0]
     shared = is_shared(first, weight_scale_dtype)
@@ -145,16 +178,29 @@ def _fake_swiglu_v2(
     "int? dequant_mode=0, int? dequant_dtype=0, int? quant_mode=0, int? quant_dtype=1, "
     "int? group_list_type=0, int[]? tuning_config=None, int? x_dtype=None, "
     "int? weight_dtype=None, int? weight_scale_dtype=None, int? x_scale_dtype=None) "
-    "-> (Tensor, Tensor)", _fake_swiglu_v2,
-    form=Form("GroupedMatmulSwigluQuantV2", types=("quant_dtype",),
-              unused=("tuning_config", "dequant_dtype"), product=True),
-)  # fmt: skip
+    "-> (Tensor, Tensor)",
+    _fake_swiglu_v2,
+    form=GeForm(
+        "GroupedMatmulSwigluQuantV2",
+        types=("quant_dtype",),
+        unused=("tuning_config", "dequant_dtype"),
+        product=True,
+    ),
+)
 def swiglu_quant_v2(
-    x: Tensor, weight: Sequence[Tensor], weight_scale: Sequence[Tensor], x_scale: Tensor,
-    group_list: Tensor, *, smooth_scale: Tensor | None = None,
-    weight_assist_matrix: Sequence[Tensor] | None = None, bias: Tensor | None = None,
-    quant_dtype: int | None = 1, group_list_type: int | None = 0, **others: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_scale: Sequence[Tensor],
+    x_scale: Tensor,
+    group_list: Tensor,
+    *,
+    smooth_scale: Tensor | None = None,
+    weight_assist_matrix: Sequence[Tensor] | None = None,
+    bias: Tensor | None = None,
+    quant_dtype: int | None = 1,
+    group_list_type: int | None = 0,
+    **others: Any,
+) -> tuple[Tensor, Tensor]:
     """The same of int8, four-bit and float8 operands. Weights of four bits are packed in int32 and
     multiplied exactly, so what a device adds to make up for its own way is not needed."""
     refuse_given(_V2, bias=bias)
@@ -170,9 +216,14 @@ _FINAL = "npu_grouped_matmul_finalize_routing"
 
 
 def _fake_finalize(
-    x: Any, w: Any, group_list: Any, *, output_bs: int | None = 0, w_dtype: int | None = None,
+    x: Any,
+    w: Any,
+    group_list: Any,
+    *,
+    output_bs: int | None = 0,
+    w_dtype: int | None = None,
     **others: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     width = w.shape[-1]
     if w.dtype == torch.int32:
         width = width * INT4_IN_INT32
@@ -185,27 +236,43 @@ def _fake_finalize(
     "Tensor? logit=None, Tensor? row_index=None, ScalarType? dtype=None, "
     "float? shared_input_weight=1.0, int? shared_input_offset=0, int? output_bs=0, "
     "int? group_list_type=1, int[]? tuning_config=None, int? x_dtype=None, int? w_dtype=None, "
-    "int? scale_dtype=None, int? pertoken_scale_dtype=None) -> Tensor", _fake_finalize,
-    form=Form("GroupedMatmulFinalizeRouting", types=("dtype",), unused=("tuning_config",),
-              product=True),
-)  # fmt: skip
+    "int? scale_dtype=None, int? pertoken_scale_dtype=None) -> Tensor",
+    _fake_finalize,
+    form=GeForm(
+        "GroupedMatmulFinalizeRouting", types=("dtype",), unused=("tuning_config",), product=True
+    ),
+)
 def finalize_routing(
-    x: Tensor, w: Tensor, group_list: Tensor, *, scale: Tensor | None = None,
-    bias: Tensor | None = None, offset: Tensor | None = None,
-    pertoken_scale: Tensor | None = None, shared_input: Tensor | None = None,
-    logit: Tensor | None = None, row_index: Tensor | None = None, dtype: Any = None,
-    shared_input_weight: float | None = 1.0, shared_input_offset: int | None = 0,
-    output_bs: int | None = 0, group_list_type: int | None = 1, tuning_config: Any = None,
+    x: Tensor,
+    w: Tensor,
+    group_list: Tensor,
+    *,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    offset: Tensor | None = None,
+    pertoken_scale: Tensor | None = None,
+    shared_input: Tensor | None = None,
+    logit: Tensor | None = None,
+    row_index: Tensor | None = None,
+    dtype: Any = None,
+    shared_input_weight: float | None = 1.0,
+    shared_input_offset: int | None = 0,
+    output_bs: int | None = 0,
+    group_list_type: int | None = 1,
+    tuning_config: Any = None,
     **types: Any,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Products of groups of rows, dequantised; each row times its `logit` is added to the row
     `row_index` of the result, which begins as `shared_input` times its weight."""
     refuse_given(_FINAL, offset=offset)
     if dtype is not None and dtype_of(_FINAL, "dtype", dtype) != torch.float32:
         raise wrong(_FINAL, "dtype", f"is {dtype}, only float32 is known")
-    named = {"weight_scale_dtype": types.get("scale_dtype"), "weight_dtype": types.get("w_dtype"),
-             "x_scale_dtype": types.get("pertoken_scale_dtype"),
-             "x_dtype": types.get("x_dtype")}  # fmt: skip
+    named = {
+        "weight_scale_dtype": types.get("scale_dtype"),
+        "weight_dtype": types.get("w_dtype"),
+        "x_scale_dtype": types.get("pertoken_scale_dtype"),
+        "x_dtype": types.get("x_dtype"),
+    }
     size, width = output_bs or x.shape[0], columns(w, x.shape[-1])
     out = x.new_zeros((size, width), dtype=torch.float32)
     if shared_input is not None:
@@ -251,14 +318,21 @@ def _fake_ffn(
     "Tensor? bias2=None, Tensor? scale=None, Tensor? offset=None, Tensor? deq_scale1=None, "
     "Tensor? deq_scale2=None, Tensor? antiquant_scale1=None, Tensor? antiquant_scale2=None, "
     "Tensor? antiquant_offset1=None, Tensor? antiquant_offset2=None, int? inner_precise=None, "
-    "ScalarType? output_dtype=None) -> Tensor", _fake_ffn,
-)  # fmt: skip
+    "ScalarType? output_dtype=None) -> Tensor",
+    _fake_ffn,
+)
 def ffn(
-    x: Tensor, weight1: Tensor, weight2: Tensor, activation: str, *,
-    expert_tokens: Sequence[int] | None = None, expert_tokens_index: Sequence[int] | None = None,
-    output_dtype: torch.dtype | None = None, inner_precise: int | None = None,
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    activation: str,
+    *,
+    expert_tokens: Sequence[int] | None = None,
+    expert_tokens_index: Sequence[int] | None = None,
+    output_dtype: torch.dtype | None = None,
+    inner_precise: int | None = None,
     **operands: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """activation(x @ weight1 + bias1) @ weight2 + bias2, for the rows of each expert if there are
     several."""
     if activation not in _ACTIVATIONS:

@@ -20,9 +20,17 @@ Tensor = torch.Tensor
 _SCHEMA = parse_schema(f"{FUSED}({fused_arguments('int[]')}) -> ()")
 _DEFAULTS = {a.name: a.default_value for a in _SCHEMA.arguments} | {"learnable_sink": None}
 _REFUSED = (
-    "padding_mask", "deq_scale1", "dequant_scale1", "quant_scale1", "deq_scale2", "dequant_scale2",
-    "key_rope_antiquant_scale", "dequant_scale_query", "q_start_idx", "kv_start_idx",
-)  # fmt: skip
+    "padding_mask",
+    "deq_scale1",
+    "dequant_scale1",
+    "quant_scale1",
+    "deq_scale2",
+    "dequant_scale2",
+    "key_rope_antiquant_scale",
+    "dequant_scale_query",
+    "q_start_idx",
+    "kv_start_idx",
+)
 
 _PER_TOKEN = 1
 _MODES = (0, _PER_TOKEN)
@@ -152,22 +160,22 @@ class InferCall:
         batches, queries = self.query.shape[0], self.query.shape[2]
         g, room = self.given, self.keys.room
         apart = (
-            g.actual_seq_lengths, g.actual_seq_lengths_kv, g.block_table, g.query_padding_size,
-            g.kv_padding_size, g.key_shared_prefix,
-        )  # fmt: skip
+            g.actual_seq_lengths,
+            g.actual_seq_lengths_kv,
+            g.block_table,
+            g.query_padding_size,
+            g.kv_padding_size,
+            g.key_shared_prefix,
+        )
         if all(x is None for x in apart):
             return [Piece(range(batches), range(queries), range(room))]
         spans = (
             self._spans("actual_seq_lengths", batches, queries, g.query_padding_size),
             self._spans("actual_seq_lengths_kv", batches, room, g.kv_padding_size),
         )
-        return [
-            Piece(range(b, b + 1), *both) for b, both in enumerate(zip(*spans, strict=True))
-        ]
+        return [Piece(range(b, b + 1), *both) for b, both in enumerate(zip(*spans, strict=True))]
 
-    def _spans(
-        self, argument: str, batches: int, room: int, padding: Tensor | None
-    ) -> list[range]:
+    def _spans(self, argument: str, batches: int, room: int, padding: Tensor | None) -> list[range]:
         """Where each batch is: from 0 on, or so that `padding` places are left behind it."""
         lengths: Sequence[int] | None = getattr(self.given, argument)
         if lengths is None:
@@ -214,9 +222,12 @@ class _Stored:
     """Keys or values as they are kept: dense, or in pages that a table lists for each batch."""
 
     def __init__(
-        self, call: InferCall, name: str, form: _Quantised | None = None,
+        self,
+        call: InferCall,
+        name: str,
+        form: _Quantised | None = None,
         prefix: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.call, self.form, self.prefix = call, form, prefix
         tensor: Tensor = getattr(call.given, name)
         tensor = unpack_int4(tensor) if tensor.dtype == torch.int32 else tensor

@@ -72,9 +72,15 @@ def _into(kernel: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
     """The form of an operator that writes into tensors it is given."""
 
     def run(
-        query: Tensor, key: Tensor, value: Tensor, *, workspace: Any = None,
-        attention_out: Tensor, softmax_lse: Tensor, **named: Any,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        workspace: Any = None,
+        attention_out: Tensor,
+        softmax_lse: Tensor,
+        **named: Any,
+    ) -> tuple[Tensor, Tensor]:
         out, sums = kernel(query, key, value, **named)
         attention_out.copy_(out)
         softmax_lse.copy_(sums)
@@ -116,7 +122,8 @@ OPERATORS = (
         f"{optional('deq_scale1 quant_scale1 deq_scale2 quant_scale2 quant_offset2')}, "
         f"int num_heads=1, float scale_value=1.0, {LIMITS.format(0)}, {HEADS}, "
         f"{optional('actual_seq_lengths_kv', 'SymInt[]')}, int sparse_mode=0) -> Tensor",
-        _first(prompt_request), _fake_one,
+        _first(prompt_request),
+        _fake_one,
     ),
     NpuOperator(
         f"{STEP}(Tensor query, Tensor key, Tensor value, *, "
@@ -128,13 +135,14 @@ OPERATORS = (
         )
         + f", int num_heads=1, float scale_value=1.0, {HEADS}, int block_size=0, "
         "int inner_precise=1) -> Tensor",
-        _first(step_request), _fake_one,
+        _first(step_request),
+        _fake_one,
     ),
+    *_family(FUSED, fused_arguments("SymInt[]"), _both(fused_request), schemas.fake_fused),
     *_family(
-        FUSED, fused_arguments("SymInt[]"), _both(fused_request), schemas.fake_fused
+        FUSED_V2,
+        fused_v2_arguments("SymInt[]"),
+        _both(lambda named: fused_request(schemas.first_version(named))),
+        schemas.fake_fused_v2,
     ),
-    *_family(
-        FUSED_V2, fused_v2_arguments("SymInt[]"),
-        _both(lambda named: fused_request(schemas.first_version(named))), schemas.fake_fused_v2,
-    ),
-)  # fmt: skip
+)

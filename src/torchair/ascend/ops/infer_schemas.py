@@ -48,10 +48,14 @@ def first_version(named: Named) -> dict[str, Any]:
 def fake_fused(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
     """Both results of the fused operator, without data."""
     dims, sums = request_dims(
-        named.get("input_layout", "BSH"), query.shape, value.shape, named.get("num_heads", 1),
-        named.get("num_key_value_heads") or 0, named.get("block_table") is not None,
+        named.get("input_layout", "BSH"),
+        query.shape,
+        value.shape,
+        named.get("num_heads", 1),
+        named.get("num_key_value_heads") or 0,
+        named.get("block_table") is not None,
         value.dtype == torch.int32,
-    )  # fmt: skip
+    )
     dtype = query.dtype if named.get("quant_scale2") is None else torch.int8
     given = bool(named.get("softmax_lse_flag"))
     kind = wide(query.dtype) if given else torch.float32

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.fx.node import has_side_effect
 
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ops.quantised import INT4_IN_INT32 as INT4_IN_INT32
 from torchair.ops.quantised import rounded as rounded
 from torchair.ops.quantised import unpack_int4 as unpack_int4
@@ -54,7 +54,7 @@ class NpuOperator:
     fake: Callable[..., Any]
     gradient: Gradient | None = None
     pure: str | None = None
-    form: Form | None = None
+    form: GeForm | None = None
     space: str = "npu"
 
     @property
@@ -77,10 +77,14 @@ class NpuOperators(list[NpuOperator]):
     """Operators of one module."""
 
     def add(
-        self, schema: str, fake: Callable[..., Any] | None = None,
-        gradient: Gradient | None = None, pure: str | None = None, form: Form | None = None,
+        self,
+        schema: str,
+        fake: Callable[..., Any] | None = None,
+        gradient: Gradient | None = None,
+        pure: str | None = None,
+        form: GeForm | None = None,
         space: str = "npu",
-    ) -> Callable[[_Kernel], _Kernel]:  # fmt: skip
+    ) -> Callable[[_Kernel], _Kernel]:
         """One more, whose kernel is the function below. Without `fake` that is run to know the
         results on tensors without data, too; tracing an operator takes several times as long then.
         With a `form` the fake kernel is also the shape rule of the GE operator.
@@ -166,8 +170,10 @@ _BY_CODE: dict[int, torch.dtype] = {
 """Types by number: torch's own numbers, and from 256 on those of GE."""
 
 _STORED: dict[torch.dtype, torch.dtype] = {
-    torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32
-}  # fmt: skip
+    torch.qint8: torch.int8,
+    torch.quint8: torch.uint8,
+    torch.qint32: torch.int32,
+}
 
 
 def refuse(operator: str, argument: str, reason: str) -> NotImplementedError:

@@ -57,9 +57,13 @@ def _of_floats(x1: Any, types: dict[str, Any]) -> bool:
 
 
 def _float_product(
-    x1: Tensor, x2: Tensor, scale: Tensor, rows: Tensor | None, bias: Tensor | None,
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    rows: Tensor | None,
+    bias: Tensor | None,
     types: dict[str, Any],
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """A product of narrow floats: with scales of columns and rows, shared ones of blocks of
     features, or those of tiles that `group_sizes` tells."""
     name = "npu_quant_matmul"
@@ -111,10 +115,16 @@ def _fake_quant_matmul(
     _fake_quant_matmul,
 )
 def _quant_matmul(
-    x1: Tensor, x2: Tensor, scale: Tensor, *, offset: Tensor | None = None,
-    pertoken_scale: Tensor | None = None, bias: Tensor | None = None,
-    output_dtype: int | None = None, **others: Any,
-) -> Tensor:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    *,
+    offset: Tensor | None = None,
+    pertoken_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    output_dtype: int | None = None,
+    **others: Any,
+) -> Tensor:
     kind = quant_matmul_type(output_dtype)
     if _of_floats(x1, others):
         refuse_given("npu_quant_matmul", y_scale=others.get("y_scale"), offset=offset)
@@ -129,9 +139,13 @@ def _quant_matmul(
 
 
 def _fake_weight_quant_matmul(
-    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
-    quant_scale: Tensor | None = None, *others: Any,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    *others: Any,
+) -> Tensor:
     dtype = x.dtype if quant_scale is None else torch.int8
     return x.new_empty([*x.shape[:-1], columns(weight, x.shape[-1])], dtype=dtype)
 
@@ -144,11 +158,17 @@ def _fake_weight_quant_matmul(
     _fake_weight_quant_matmul,
 )
 def _weight_quant_matmul(
-    x: Tensor, weight: Tensor, antiquant_scale: Tensor, antiquant_offset: Tensor | None = None,
-    quant_scale: Tensor | None = None, quant_offset: Tensor | None = None,
-    bias: Tensor | None = None, group: int = 0, inner_precise: int = 0,
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    quant_offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    group: int = 0,
+    inner_precise: int = 0,
     weight_dtype: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     refuse_given("npu_weight_quant_batchmatmul", weight_dtype=weight_dtype)
     factors = (antiquant_scale, antiquant_offset, quant_scale, quant_offset, bias, group)
     return weight_quant_matmul(x, weight, *factors)
@@ -295,10 +315,15 @@ class Grouped:
 
 
 def _grouped_matmul(
-    x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Any = None,
-    group_type: int | None = None, output_dtype: int | None = None, tuning_config: Any = None,
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    *,
+    group_list: Any = None,
+    group_type: int | None = None,
+    output_dtype: int | None = None,
+    tuning_config: Any = None,
     **others: Any,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     known = [f.name for f in fields(Grouped) if others.get(f.name) is not None]
     given = {name: others.pop(name) for name in known}
     named = ("x_dtype", "weight_dtype", "scale_dtype", "per_token_scale_dtype")
@@ -331,10 +356,16 @@ def _check_split(x: Sequence[Tensor], group_list: Any, split_item: int | None) -
 
 
 def _fake(
-    x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Any = None,
-    split_item: int | None = 0, group_type: int | None = None, group_list_type: int | None = 0,
-    output_dtype: int | None = None, **others: Any,
-) -> list[Tensor]:  # fmt: skip
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    *,
+    group_list: Any = None,
+    split_item: int | None = 0,
+    group_type: int | None = None,
+    group_list_type: int | None = 0,
+    output_dtype: int | None = None,
+    **others: Any,
+) -> list[Tensor]:
     _check_split(x, group_list, split_item)
     dtype, kind = result_type(x, output_dtype), kind_of(group_type, x, group_list)
     if kind == FEATURES:

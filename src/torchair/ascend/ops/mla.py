@@ -10,7 +10,7 @@ import torch
 
 from torchair.ascend.ops.activation import rms_norm, rotary
 from torchair.ascend.ops.caches import BLOCKED, write_tokens
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import NpuOperators, like, refuse, refuse_given, wide, wrong
 from torchair.ascend.ops.norms import by_rows
 from torchair.ascend.ops.rope_caches import stored
@@ -60,18 +60,28 @@ def _check(given: Mapping[str, Any], token_x: Tensor) -> None:
         if given.get(name):
             raise refuse(_NAME, name, f"is {given[name]}, known is 0")
     refuse_given(
-        _NAME, k_nope_clip_alpha=given.get("k_nope_clip_alpha"),
+        _NAME,
+        k_nope_clip_alpha=given.get("k_nope_clip_alpha"),
         **{f"{name}_dtype": given.get(f"{name}_dtype") for name in _TYPES},
-    )  # fmt: skip
+    )
     if token_x.dtype == torch.int8 and given["quant_scale_ckv"] is not None:
         raise refuse(_NAME, "quant_scale_ckv", "with int8 tokens queries would be quantised")
 
 
 def _prolog(
-    token_x: Tensor, weight_dq: Tensor, weight_uq_qr: Tensor, weight_uk: Tensor,
-    weight_dkv_kr: Tensor, rmsnorm_gamma_cq: Tensor, rmsnorm_gamma_ckv: Tensor, rope_sin: Tensor,
-    rope_cos: Tensor, kv_cache: Tensor, kr_cache: Tensor, **given: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    token_x: Tensor,
+    weight_dq: Tensor,
+    weight_uq_qr: Tensor,
+    weight_uk: Tensor,
+    weight_dkv_kr: Tensor,
+    rmsnorm_gamma_cq: Tensor,
+    rmsnorm_gamma_ckv: Tensor,
+    rope_sin: Tensor,
+    rope_cos: Tensor,
+    kv_cache: Tensor,
+    kr_cache: Tensor,
+    **given: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, their rotary part, the normalised low-rank queries and their scales if they were
     quantised; both caches are updated."""
     given = _DEFAULTS | given
@@ -95,23 +105,30 @@ def _prolog(
     _keep_keys(kv, rmsnorm_gamma_ckv, cos, sin, kv_cache, kr_cache, given)
     none = q.new_empty(0, dtype=torch.float32)
     return (
-        query.reshape(*lead, heads, latent).to(kind), turned.reshape(*lead, heads, -1).to(kind),
+        query.reshape(*lead, heads, latent).to(kind),
+        turned.reshape(*lead, heads, -1).to(kind),
         low.reshape(*lead, -1).to(weight_uq_qr.dtype),
         none if rows is None else rows.reshape(-1, 1).to(torch.float32),
-    )  # fmt: skip
+    )
 
 
 def _keep_keys(
-    kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, kr_cache: Tensor,
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_cache: Tensor,
+    kr_cache: Tensor,
     given: Mapping[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     split, mode = gamma.shape[0], given["cache_mode"]
     latent = rms_norm(kv[:, :split], gamma.to(kv.dtype), given["rmsnorm_epsilon_ckv"])[0]
     latent = latent * given["kc_scale"]
     turned = rotary(kv[:, split:], cos, sin, "interleave-half")
     for cache, rows, scale in (
-        (kv_cache, latent, given["quant_scale_ckv"]), (kr_cache, turned, given["quant_scale_ckr"]),
-    ):  # fmt: skip
+        (kv_cache, latent, given["quant_scale_ckv"]),
+        (kr_cache, turned, given["quant_scale_ckr"]),
+    ):
         _store(cache, stored(rows, cache.dtype, scale), given["cache_index"], mode)
 
 
@@ -137,8 +154,7 @@ _OPTIONS = (
     + ", ".join(f"int? {name}_dtype=None" for name in _TYPES)
 )
 _DEFAULTS = {
-    a.name: a.default_value
-    for a in parse_schema(f"{_NAME}_v3(*, {_OPTIONS}) -> ()").arguments
+    a.name: a.default_value for a in parse_schema(f"{_NAME}_v3(*, {_OPTIONS}) -> ()").arguments
 }
 
 
@@ -175,13 +191,15 @@ def _fake_second(*tensors: Tensor, **given: Any) -> tuple[Tensor, ...]:
 
 _CACHES = ("kv_cache", "kr_cache")
 for _version, _type, _kernel, _fake, _returns in (
-    ("", "MlaProlog", _first, _fake_first, 4), ("_v2", "MlaPrologV2", _second, _fake_second, 5),
-):  # fmt: skip
+    ("", "MlaProlog", _first, _fake_first, 4),
+    ("_v2", "MlaPrologV2", _second, _fake_second, 5),
+):
     OPERATORS.add(
         f"{_NAME}{_version}({_WEIGHTS}, Tensor cache_index, Tensor kv_cache, Tensor kr_cache, *, "
         f"{_SCALES}, {_LIMITS}) -> ({', '.join(['Tensor'] * _returns)})",
-        _fake, form=Form(_type, assigned=_CACHES),
-    )(_kernel)  # fmt: skip
+        _fake,
+        form=GeForm(_type, assigned=_CACHES),
+    )(_kernel)
 
 
 # ---- the third version ----
@@ -217,13 +235,15 @@ def _functional(*tensors: Tensor, **given: Any) -> tuple[Tensor, ...]:
 _SCALARS = ("dequant_scale_q_nope", "query_norm", "dequant_scale_q_norm")
 OPERATORS.add(
     f"{_NAME}_v3({_WEIGHTS}, Tensor(a!) kv_cache, Tensor(b!) kr_cache, *, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)", _fake_third, form=Form("MlaPrologV3"),
-)(mla_prolog_v3)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _fake_third,
+    form=GeForm("MlaPrologV3"),
+)(mla_prolog_v3)
 OPERATORS.add(
     f"{_NAME}_v3_functional({_WEIGHTS}, Tensor kv_cache, Tensor kr_cache, *, {_OPTIONS}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     lambda *tensors, **given: (*_fake_third(*tensors, **given), *like(9, 10)(*tensors)),
-    form=Form(
+    form=GeForm(
         "MlaPrologV3", copied=_CACHES, results=("query", "query_rope", *_SCALARS, *_CACHES)
     ),
-)(_functional)  # fmt: skip
+)(_functional)

@@ -15,8 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from torchair.ascend.ops import formats
-from torchair.ascend.ops.formats import E2M1, E4M3, E5M2, HIFLOAT8, INT8, MX, Format, format_of
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.formats import (
+    E2M1,
+    E4M3,
+    E5M2,
+    HIFLOAT8,
+    INT8,
+    MX,
+    NumberFormat,
+    format_of,
+)
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import NpuOperators, dtype_of, wide, wrong
 
 Tensor = torch.Tensor
@@ -31,7 +40,7 @@ of their quotient, rounded up; the same with `dst_type_max` as the format's larg
 # ---- exponents of blocks ----
 
 
-def _exponents(largest: Tensor, kind: Format, scale_alg: int, limit: float) -> Tensor:
+def _exponents(largest: Tensor, kind: NumberFormat, scale_alg: int, limit: float) -> Tensor:
     """Exponents of the shared scales, from the largest value of each block."""
     top = largest.to(torch.float32)
     if scale_alg == FLOOR:
@@ -69,9 +78,15 @@ def _paired(scales: Tensor, axis: int) -> Tensor:
 
 
 def mx_quant(
-    x: Tensor, kind: Format, axis: int = -1, mode: str = "rint", scale_alg: int = FLOOR,
-    limit: float = 0.0, block: int = BLOCK, least: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    kind: NumberFormat,
+    axis: int = -1,
+    mode: str = "rint",
+    scale_alg: int = FLOOR,
+    limit: float = 0.0,
+    block: int = BLOCK,
+    least: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Values in a narrow format, and the scales of blocks along a dim. The largest value of a block
     counts as `least` at least."""
     axis %= x.dim()
@@ -85,7 +100,7 @@ def mx_quant(
     return y, _paired(_bytes(exponents, largest), axis)
 
 
-def mx_values(stored: Tensor, scales: Tensor, kind: Format, axis: int = -1) -> Tensor:
+def mx_values(stored: Tensor, scales: Tensor, kind: NumberFormat, axis: int = -1) -> Tensor:
     """What quantised values stand for, in float32."""
     values = formats.decode(stored, kind)
     axis %= values.dim()
@@ -105,7 +120,7 @@ def scale_dims(dims: Sequence[Any], axis: int = -1, block: int = BLOCK) -> list[
 # ---- checks ----
 
 
-def check_mx(operator: str, dst_type: int | None, mode: str, scale_alg: int | None) -> Format:
+def check_mx(operator: str, dst_type: int | None, mode: str, scale_alg: int | None) -> NumberFormat:
     """The format, if the way of quantising is known."""
     kind = format_of(operator, "dst_type", dst_type, MX)
     formats.check_round(operator, mode, kind)
@@ -114,12 +129,12 @@ def check_mx(operator: str, dst_type: int | None, mode: str, scale_alg: int | No
     return kind
 
 
-def _check_even(operator: str, x: Tensor, kind: Format) -> None:
+def _check_even(operator: str, x: Tensor, kind: NumberFormat) -> None:
     if kind.packed > 1 and x.shape[-1] % kind.packed:
         raise wrong(operator, "input", f"{x.shape[-1]} values of four bits do not fill bytes")
 
 
-def _stored(x: Any, kind: Format) -> Any:
+def _stored(x: Any, kind: NumberFormat) -> Any:
     return x.new_empty(formats.stored_dims(kind, x.shape), dtype=kind.stored)
 
 
@@ -131,9 +146,15 @@ def _scales(x: Any, axis: int = -1, block: int = BLOCK) -> Any:
 
 
 def _fake_mx(
-    x: Any, *, axis: int = -1, round_mode: str = "rint", dst_type: int = 296,
-    block_size: int = BLOCK, scale_alg: int | None = 0, **limits: float,
-) -> Any:  # fmt: skip
+    x: Any,
+    *,
+    axis: int = -1,
+    round_mode: str = "rint",
+    dst_type: int = 296,
+    block_size: int = BLOCK,
+    scale_alg: int | None = 0,
+    **limits: float,
+) -> Any:
     kind = check_mx("npu_dynamic_mx_quant", dst_type, round_mode, scale_alg)
     return _stored(x, kind), _scales(x, axis, block_size)
 
@@ -141,14 +162,21 @@ def _fake_mx(
 @OPERATORS.add(
     'npu_dynamic_mx_quant(Tensor input, *, int axis=-1, str round_mode="rint", int dst_type=296, '
     "int block_size=32, int? scale_alg=0, float dst_type_max=0.0, float max_low_bound=0.0) "
-    "-> (Tensor, Tensor)", _fake_mx,
-    form=Form("DynamicMxQuant", {"x": "input", "blocksize": "block_size"}, ("dst_type",)),
-)  # fmt: skip
+    "-> (Tensor, Tensor)",
+    _fake_mx,
+    form=GeForm("DynamicMxQuant", {"x": "input", "blocksize": "block_size"}, ("dst_type",)),
+)
 def _dynamic_mx_quant(
-    input: Tensor, *, axis: int = -1, round_mode: str = "rint", dst_type: int = 296,
-    block_size: int = BLOCK, scale_alg: int | None = 0, dst_type_max: float = 0.0,
+    input: Tensor,
+    *,
+    axis: int = -1,
+    round_mode: str = "rint",
+    dst_type: int = 296,
+    block_size: int = BLOCK,
+    scale_alg: int | None = 0,
+    dst_type_max: float = 0.0,
     max_low_bound: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     name = "npu_dynamic_mx_quant"
     kind = check_mx(name, dst_type, round_mode, scale_alg)
     if block_size % BLOCK or not 0 < block_size <= 1024:
@@ -170,13 +198,18 @@ def _fake_both(
 @OPERATORS.add(
     'npu_dynamic_mx_quant_with_dual_axis(Tensor input, *, str round_mode="rint", '
     "int dst_type=296, int scale_alg=0, float? dst_type_max=0.0) "
-    "-> (Tensor, Tensor, Tensor, Tensor)", _fake_both,
-    form=Form("DynamicMxQuantWithDualAxis", {"x": "input"}, ("dst_type",)),
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_both,
+    form=GeForm("DynamicMxQuantWithDualAxis", {"x": "input"}, ("dst_type",)),
+)
 def _with_dual_axis(
-    input: Tensor, *, round_mode: str = "rint", dst_type: int = 296, scale_alg: int = 0,
+    input: Tensor,
+    *,
+    round_mode: str = "rint",
+    dst_type: int = 296,
+    scale_alg: int = 0,
     dst_type_max: float | None = 0.0,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     name = "npu_dynamic_mx_quant_with_dual_axis"
     kind = check_mx(name, dst_type, round_mode, scale_alg)
     _check_even(name, input, kind)
@@ -193,13 +226,18 @@ def _fake_tiles(
 
 @OPERATORS.add(
     'npu_dynamic_block_mx_quant(Tensor input, *, str round_mode="rint", int dst_type=296, '
-    "int scale_alg=0, float dst_type_max=0.0) -> (Tensor, Tensor, Tensor)", _fake_tiles,
-    form=Form("DynamicBlockMxQuant", {"x": "input"}, ("dst_type",)),
-)  # fmt: skip
+    "int scale_alg=0, float dst_type_max=0.0) -> (Tensor, Tensor, Tensor)",
+    _fake_tiles,
+    form=GeForm("DynamicBlockMxQuant", {"x": "input"}, ("dst_type",)),
+)
 def _block_mx_quant(
-    input: Tensor, *, round_mode: str = "rint", dst_type: int = 296, scale_alg: int = 0,
+    input: Tensor,
+    *,
+    round_mode: str = "rint",
+    dst_type: int = 296,
+    scale_alg: int = 0,
     dst_type_max: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Tiles of 32 x 32 share a scale, which is given along both dims."""
     name = "npu_dynamic_block_mx_quant"
     kind = check_mx(name, dst_type, round_mode, scale_alg)
@@ -237,10 +275,14 @@ def _fake_two_levels(x: Any, *, smooth_scale: Any = None, round_mode: str = "rin
 
 @OPERATORS.add(
     "npu_dynamic_dual_level_mx_quant(Tensor input, *, Tensor? smooth_scale=None, "
-    'str round_mode="rint") -> (Tensor, Tensor, Tensor)', _fake_two_levels,
-    form=Form("DynamicDualLevelMxQuant", {"x": "input"},
-              fixed={"level0_block_size": _OUTER, "level1_block_size": BLOCK}),
-)  # fmt: skip
+    'str round_mode="rint") -> (Tensor, Tensor, Tensor)',
+    _fake_two_levels,
+    form=GeForm(
+        "DynamicDualLevelMxQuant",
+        {"x": "input"},
+        fixed={"level0_block_size": _OUTER, "level1_block_size": BLOCK},
+    ),
+)
 def _dual_level_quant(
     input: Tensor, *, smooth_scale: Tensor | None = None, round_mode: str = "rint"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,9 +310,15 @@ def _starts(ends: Tensor) -> list[tuple[int, int]]:
 
 
 def _fake_grouped(
-    x: Any, group_index: Any, *, round_mode: str = "rint", dst_type: int = 23,
-    blocksize: int = BLOCK, scale_alg: int | None = 0, dst_type_max: float | None = 0.0,
-) -> Any:  # fmt: skip
+    x: Any,
+    group_index: Any,
+    *,
+    round_mode: str = "rint",
+    dst_type: int = 23,
+    blocksize: int = BLOCK,
+    scale_alg: int | None = 0,
+    dst_type_max: float | None = 0.0,
+) -> Any:
     kind = check_mx("npu_grouped_dynamic_mx_quant", dst_type, round_mode, scale_alg)
     dims = [x.shape[0] // _PAIR + group_index.shape[0], x.shape[-1], 2]
     return _stored(x, kind), x.new_empty(dims, dtype=torch.uint8)
@@ -279,13 +327,20 @@ def _fake_grouped(
 @OPERATORS.add(
     "npu_grouped_dynamic_mx_quant(Tensor x, Tensor group_index, *, "
     'str round_mode="rint", int dst_type=23, int blocksize=32, int? scale_alg=0, '
-    "float? dst_type_max=0.0) -> (Tensor, Tensor)", _fake_grouped,
-    form=Form("GroupedDynamicMxQuant", types=("dst_type",)),
-)  # fmt: skip
+    "float? dst_type_max=0.0) -> (Tensor, Tensor)",
+    _fake_grouped,
+    form=GeForm("GroupedDynamicMxQuant", types=("dst_type",)),
+)
 def _grouped_mx_quant(
-    x: Tensor, group_index: Tensor, *, round_mode: str = "rint", dst_type: int = 23,
-    blocksize: int = BLOCK, scale_alg: int | None = 0, dst_type_max: float | None = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    group_index: Tensor,
+    *,
+    round_mode: str = "rint",
+    dst_type: int = 23,
+    blocksize: int = BLOCK,
+    scale_alg: int | None = 0,
+    dst_type_max: float | None = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Blocks of 32 rows, of which a new one begins with each group. The scales of group g begin at
     pair (rows before it // 64 + g)."""
     name = "npu_grouped_dynamic_mx_quant"
@@ -308,9 +363,13 @@ def _grouped_mx_quant(
 
 
 def _fake_values(
-    x: Any, mxscale: Any, *, axis: int | None = -1, dst_type: int | None = 15,
+    x: Any,
+    mxscale: Any,
+    *,
+    axis: int | None = -1,
+    dst_type: int | None = 15,
     src_type: int | None = 292,
-) -> Any:  # fmt: skip
+) -> Any:
     dims = list(x.shape)
     if x.dtype == torch.uint8:
         dims[-1] = dims[-1] * 2
@@ -319,12 +378,18 @@ def _fake_values(
 
 @OPERATORS.add(
     "npu_anti_mx_quant(Tensor x, Tensor mxscale, *, int? axis=-1, int? dst_type=15, "
-    "int? src_type=292) -> Tensor", _fake_values, form=Form("AntiMxQuant", types=("dst_type",)),
-)  # fmt: skip
+    "int? src_type=292) -> Tensor",
+    _fake_values,
+    form=GeForm("AntiMxQuant", types=("dst_type",)),
+)
 def anti_mx_quant(
-    x: Tensor, mxscale: Tensor, *, axis: int | None = -1, dst_type: int | None = 15,
+    x: Tensor,
+    mxscale: Tensor,
+    *,
+    axis: int | None = -1,
+    dst_type: int | None = 15,
     src_type: int | None = 292,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Values times their shared scales."""
     kind = format_of("npu_anti_mx_quant", "src_type", src_type, MX)
     if x.dtype != kind.stored:
@@ -340,7 +405,7 @@ _TILED = (INT8, E5M2, E4M3, HIFLOAT8)
 
 
 def tile_quant(
-    x: Tensor, kind: Format, tile: tuple[int, int], min_scale: float, limit: float = 0.0
+    x: Tensor, kind: NumberFormat, tile: tuple[int, int], min_scale: float, limit: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Values over the scale of their tile, and the scales. A scale lets the largest value of its
     tile just fit the format, and is at least `min_scale`."""
@@ -352,7 +417,7 @@ def tile_quant(
     return formats.encode(scaled, kind, "round"), scale.to(torch.float32)
 
 
-def _check_tiles(operator: str, dst_type: int, mode: str, rank: int) -> Format:
+def _check_tiles(operator: str, dst_type: int, mode: str, rank: int) -> NumberFormat:
     kind = format_of(operator, "dst_type", dst_type, _TILED)
     formats.check_round(operator, mode, kind)
     if rank not in (2, 3):
@@ -361,9 +426,15 @@ def _check_tiles(operator: str, dst_type: int, mode: str, rank: int) -> Format:
 
 
 def _fake_tile_quant(
-    x: Any, *, min_scale: float = 0.0, round_mode: str = "rint", dst_type: int = 1,
-    row_block_size: int = 1, col_block_size: int = 128, dst_type_max: float = 0.0,
-) -> Any:  # fmt: skip
+    x: Any,
+    *,
+    min_scale: float = 0.0,
+    round_mode: str = "rint",
+    dst_type: int = 1,
+    row_block_size: int = 1,
+    col_block_size: int = 128,
+    dst_type_max: float = 0.0,
+) -> Any:
     kind = _check_tiles("npu_dynamic_block_quant", dst_type, round_mode, x.dim())
     rows, columns = -(-x.shape[-2] // row_block_size), -(-x.shape[-1] // col_block_size)
     return _stored(x, kind), x.new_empty([*x.shape[:-2], rows, columns], dtype=torch.float32)
@@ -375,21 +446,35 @@ _TILE_OPTIONS = "int row_block_size=1, int col_block_size=128, "
 @OPERATORS.add(
     'npu_dynamic_block_quant(Tensor x, *, float min_scale=0.0, str round_mode="rint", '
     f"int dst_type=1, {_TILE_OPTIONS}float dst_type_max=0.0) -> (Tensor y, Tensor scale)",
-    _fake_tile_quant, form=Form("DynamicBlockQuant", types=("dst_type",)),
-)  # fmt: skip
+    _fake_tile_quant,
+    form=GeForm("DynamicBlockQuant", types=("dst_type",)),
+)
 def _block_quant(
-    x: Tensor, *, min_scale: float = 0.0, round_mode: str = "rint", dst_type: int = 1,
-    row_block_size: int = 1, col_block_size: int = 128, dst_type_max: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    *,
+    min_scale: float = 0.0,
+    round_mode: str = "rint",
+    dst_type: int = 1,
+    row_block_size: int = 1,
+    col_block_size: int = 128,
+    dst_type_max: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     kind = _check_tiles("npu_dynamic_block_quant", dst_type, round_mode, x.dim())
     return tile_quant(x, kind, (row_block_size, col_block_size), min_scale, dst_type_max)
 
 
 def _fake_grouped_tiles(
-    x: Any, group_list: Any, *, min_scale: float = 0.0, round_mode: str = "rint",
-    dst_type: int = 291, row_block_size: int = 1, col_block_size: int = 128,
-    group_list_type: int = 0, dst_type_max: float = 0.0,
-) -> Any:  # fmt: skip
+    x: Any,
+    group_list: Any,
+    *,
+    min_scale: float = 0.0,
+    round_mode: str = "rint",
+    dst_type: int = 291,
+    row_block_size: int = 1,
+    col_block_size: int = 128,
+    group_list_type: int = 0,
+    dst_type_max: float = 0.0,
+) -> Any:
     kind = _check_tiles("npu_grouped_dynamic_block_quant", dst_type, round_mode, x.dim())
     rows = x.shape[-2] // row_block_size + group_list.shape[0]
     columns = -(-x.shape[-1] // col_block_size)
@@ -399,14 +484,22 @@ def _fake_grouped_tiles(
 @OPERATORS.add(
     "npu_grouped_dynamic_block_quant(Tensor x, Tensor group_list, *, float min_scale=0.0, "
     f'str round_mode="rint", int dst_type=291, {_TILE_OPTIONS}int group_list_type=0, '
-    "float dst_type_max=0.0) -> (Tensor, Tensor)", _fake_grouped_tiles,
-    form=Form("GroupedDynamicBlockQuant", types=("dst_type",)),
-)  # fmt: skip
+    "float dst_type_max=0.0) -> (Tensor, Tensor)",
+    _fake_grouped_tiles,
+    form=GeForm("GroupedDynamicBlockQuant", types=("dst_type",)),
+)
 def _grouped_block_quant(
-    x: Tensor, group_list: Tensor, *, min_scale: float = 0.0, round_mode: str = "rint",
-    dst_type: int = 291, row_block_size: int = 1, col_block_size: int = 128,
-    group_list_type: int = 0, dst_type_max: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    group_list: Tensor,
+    *,
+    min_scale: float = 0.0,
+    round_mode: str = "rint",
+    dst_type: int = 291,
+    row_block_size: int = 1,
+    col_block_size: int = 128,
+    group_list_type: int = 0,
+    dst_type_max: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Tiles of which a new row begins with each group: group g has its scales from row
     (rows before it // row_block_size + g) on."""
     name = "npu_grouped_dynamic_block_quant"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from torchair.ascend.ops import formats, mx
 from torchair.ascend.ops.activation import rms_norm
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import NpuOperators, refuse, wide, wrong
 
 Tensor = torch.Tensor
@@ -21,9 +21,16 @@ _GATE = "npu_swiglu_mx_quant"
 
 
 def _fake_gate(
-    x: Any, *, group_index: Any = None, activate_dim: int = -1, axis: int = -1,
-    dst_type: int = 296, round_mode: str = "rint", scale_alg: int = 0, **others: Any,
-) -> Any:  # fmt: skip
+    x: Any,
+    *,
+    group_index: Any = None,
+    activate_dim: int = -1,
+    axis: int = -1,
+    dst_type: int = 296,
+    round_mode: str = "rint",
+    scale_alg: int = 0,
+    **others: Any,
+) -> Any:
     kind = mx.check_mx(_GATE, dst_type, round_mode, scale_alg)
     dims = list(x.shape)
     dims[activate_dim] = dims[activate_dim] // 2
@@ -49,15 +56,26 @@ def gated(
     "bool activate_left=False, int swiglu_mode=0, float clamp_limit=7.0, float glu_alpha=1.702, "
     "float glu_bias=1.0, int group_mode=0, int axis=-1, int dst_type=296, "
     'str round_mode="rint", int scale_alg=0, float max_dtype_value=0) -> (Tensor, Tensor)',
-    _fake_gate, form=Form("SwigluMxQuant", types=("dst_type",)),
-)  # fmt: skip
+    _fake_gate,
+    form=GeForm("SwigluMxQuant", types=("dst_type",)),
+)
 def swiglu_mx_quant(
-    x: Tensor, *, group_index: Tensor | None = None, activate_dim: int = -1,
-    activate_left: bool = False, swiglu_mode: int = PLAIN, clamp_limit: float = 7.0,
-    glu_alpha: float = 1.702, glu_bias: float = 1.0, group_mode: int = 0, axis: int = -1,
-    dst_type: int = 296, round_mode: str = "rint", scale_alg: int = 0,
+    x: Tensor,
+    *,
+    group_index: Tensor | None = None,
+    activate_dim: int = -1,
+    activate_left: bool = False,
+    swiglu_mode: int = PLAIN,
+    clamp_limit: float = 7.0,
+    glu_alpha: float = 1.702,
+    glu_bias: float = 1.0,
+    group_mode: int = 0,
+    axis: int = -1,
+    dst_type: int = 296,
+    round_mode: str = "rint",
+    scale_alg: int = 0,
     max_dtype_value: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """A gate, quantised by blocks along a dim. With `group_index` (rows of each group) rows behind
     the last group are zeros."""
     kind = mx.check_mx(_GATE, dst_type, round_mode, scale_alg)
@@ -77,9 +95,14 @@ def swiglu_mx_quant(
 
 
 def _fake_norm(
-    x: Any, gamma: Any, *, dst_type: int = 296, round_mode: str = "rint", scale_alg: int = 0,
+    x: Any,
+    gamma: Any,
+    *,
+    dst_type: int = 296,
+    round_mode: str = "rint",
+    scale_alg: int = 0,
     **others: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     kind = mx.check_mx("npu_rms_norm_dynamic_mx_quant", dst_type, round_mode, scale_alg)
     y = x.new_empty(formats.stored_dims(kind, x.shape), dtype=kind.stored)
     scales = x.new_empty(mx.scale_dims(x.shape), dtype=torch.uint8)
@@ -95,13 +118,20 @@ _OPTIONS = (
 
 @OPERATORS.add(
     f"npu_rms_norm_dynamic_mx_quant(Tensor x, Tensor gamma, *, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor)", _fake_norm,
-    form=Form("RmsNormDynamicMxQuant", types=("dst_type",), fixed={"output_rstd": True}),
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor)",
+    _fake_norm,
+    form=GeForm("RmsNormDynamicMxQuant", types=("dst_type",), fixed={"output_rstd": True}),
+)
 def norm_mx_quant(
-    x: Tensor, gamma: Tensor, *, beta: Tensor | None = None, epsilon: float = 1e-6,
-    scale_alg: int = 0, round_mode: str = "rint", dst_type: int = 296,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    gamma: Tensor,
+    *,
+    beta: Tensor | None = None,
+    epsilon: float = 1e-6,
+    scale_alg: int = 0,
+    round_mode: str = "rint",
+    dst_type: int = 296,
+) -> tuple[Tensor, Tensor, Tensor]:
     """A root mean square norm, quantised along the last dim; and one over the root."""
     kind = mx.check_mx("npu_rms_norm_dynamic_mx_quant", dst_type, round_mode, scale_alg)
     normed, rstd = rms_norm(x.to(wide(x.dtype)), gamma, epsilon)
@@ -116,9 +146,10 @@ def _fake_add_norm(x1: Any, x2: Any, gamma: Any, **options: Any) -> Any:
 
 @OPERATORS.add(
     f"npu_add_rms_norm_dynamic_mx_quant(Tensor x1, Tensor x2, Tensor gamma, *, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)", _fake_add_norm,
-    form=Form("AddRmsNormDynamicMxQuant", types=("dst_type",), fixed={"output_rstd": True}),
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_add_norm,
+    form=GeForm("AddRmsNormDynamicMxQuant", types=("dst_type",), fixed={"output_rstd": True}),
+)
 def _add_norm_mx_quant(
     x1: Tensor, x2: Tensor, gamma: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

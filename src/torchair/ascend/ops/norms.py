@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchair.ascend.ops.activation import add_rms_norm, rms_norm
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import (
     INT4_IN_INT32,
     NpuOperators,
@@ -83,11 +83,13 @@ def gemma_rms_norm(self: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[
     "npu_add_rms_norm_cast(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     lambda x1, x2, gamma, *epsilon: (
-        x1.new_empty(x1.shape, dtype=wide(x1.dtype)), like(0)(x1), _statistic(x1, gamma),
+        x1.new_empty(x1.shape, dtype=wide(x1.dtype)),
+        like(0)(x1),
+        _statistic(x1, gamma),
         like(0)(x1),
     ),
-    form=Form("AddRmsNormCast"),
-)  # fmt: skip
+    form=GeForm("AddRmsNormCast"),
+)
 def add_rms_norm_cast(
     x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -98,8 +100,9 @@ def add_rms_norm_cast(
 
 @OPERATORS.add(
     "npu_add_rms_norm_v2(Tensor(a!) x1, Tensor(b!) x2, Tensor gamma, float epsilon=1e-06) "
-    "-> Tensor", lambda x1, x2, gamma, *epsilon: _statistic(x1, gamma),
-)  # fmt: skip
+    "-> Tensor",
+    lambda x1, x2, gamma, *epsilon: _statistic(x1, gamma),
+)
 def add_rms_norm_v2(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
     """The norm of the sum is written to `x1` and the sum to `x2`; returns the inverse root."""
     y, rstd, total = add_rms_norm(x1, x2, gamma, epsilon)
@@ -112,7 +115,7 @@ def add_rms_norm_v2(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
     "npu_add_rms_norm_v2_functional(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) "
     "-> (Tensor, Tensor, Tensor)",
     lambda x1, x2, gamma, *epsilon: (_statistic(x1, gamma), like(0)(x1), like(0)(x1)),
-    form=Form("AddRmsNorm", copied=("x1", "x2"), results=("rstd", "y", "x")),
+    form=GeForm("AddRmsNorm", copied=("x1", "x2"), results=("rstd", "y", "x")),
 )
 def _add_rms_norm_v2_functional(
     x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
@@ -143,14 +146,24 @@ def _fake_norm_quant(
     "npu_add_rms_norm_quant(Tensor x1, Tensor x2, Tensor gamma, Tensor scales1, "
     "Tensor? zero_points1, Tensor? beta=None, Tensor? scales2=None, Tensor? zero_points2=None, *, "
     "int axis=-1, float epsilon=1e-06, bool div_mode=True, int? dst_type=None) "
-    "-> (Tensor, Tensor, Tensor)", _fake_norm_quant,
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor)",
+    _fake_norm_quant,
+)
 def add_rms_norm_quant(
-    x1: Tensor, x2: Tensor, gamma: Tensor, scales1: Tensor, zero_points1: Tensor | None,
-    beta: Tensor | None = None, scales2: Tensor | None = None,
-    zero_points2: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-6,
-    div_mode: bool = True, dst_type: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    scales1: Tensor,
+    zero_points1: Tensor | None,
+    beta: Tensor | None = None,
+    scales2: Tensor | None = None,
+    zero_points2: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-6,
+    div_mode: bool = True,
+    dst_type: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The norm of a sum, quantised with one or two sets of scales, and the sum. Without second
     scales the second result is empty."""
     name = "npu_add_rms_norm_quant"
@@ -160,9 +173,10 @@ def add_rms_norm_quant(
     y = _wide_norm(total, gamma, beta, epsilon)
     made = [
         y.new_empty(0, dtype=torch.int32 if kind == torch.quint4x2 else kind)
-        if scales is None else narrowed(_scaled(y, scales, zero, div_mode), kind)
+        if scales is None
+        else narrowed(_scaled(y, scales, zero, div_mode), kind)
         for scales, zero in ((scales1, zero_points1), (scales2, zero_points2))
-    ]  # fmt: skip
+    ]
     return made[0], made[1], total
 
 
@@ -180,9 +194,15 @@ def _scaled(x: Tensor, scales: Tensor, zero: Tensor | None, divides: bool) -> Te
     ),
 )
 def rms_norm_quant(
-    x: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor, offset: Tensor, epsilon: float = 1e-6,
-    *, dst_dtype: int | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    scale: Tensor,
+    offset: Tensor,
+    epsilon: float = 1e-6,
+    *,
+    dst_dtype: int | None = None,
+) -> Tensor:
     """The norm times gamma plus beta, times a scale plus an offset, rounded."""
     kind = narrow_type("npu_rms_norm_quant", "dst_dtype", dst_dtype)
     y = _wide_norm(x, gamma.reshape(-1), beta.reshape(-1), epsilon)
@@ -199,9 +219,16 @@ def dynamic_branches(smooth_scale1: Any, smooth_scale2: Any, output_mask: Any) -
 
 
 def _fake_dynamic(
-    x1: Tensor, x2: Tensor, gamma: Tensor, *, smooth_scale1: Any = None, smooth_scale2: Any = None,
-    output_mask: Any = None, y_dtype: int | None = None, **options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    *,
+    smooth_scale1: Any = None,
+    smooth_scale2: Any = None,
+    output_mask: Any = None,
+    y_dtype: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, ...]:
     kind = narrow_type("npu_add_rms_norm_dynamic_quant", "y_dtype", y_dtype)
     wanted = dynamic_branches(smooth_scale1, smooth_scale2, output_mask)
     full = empty_narrow(x1, x1.shape, kind)
@@ -214,14 +241,22 @@ def _fake_dynamic(
     "npu_add_rms_norm_dynamic_quant(Tensor x1, Tensor x2, Tensor gamma, *, "
     "Tensor? smooth_scale1=None, Tensor? smooth_scale2=None, Tensor? beta=None, "
     "float epsilon=1e-6, bool[2]? output_mask=None, int? y_dtype=None) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)", _fake_dynamic,
-    form=Form("AddRmsNormDynamicQuant"),
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _fake_dynamic,
+    form=GeForm("AddRmsNormDynamicQuant"),
+)
 def add_rms_norm_dynamic_quant(
-    x1: Tensor, x2: Tensor, gamma: Tensor, *, smooth_scale1: Tensor | None = None,
-    smooth_scale2: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-6,
-    output_mask: Any = None, y_dtype: int | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    *,
+    smooth_scale1: Tensor | None = None,
+    smooth_scale2: Tensor | None = None,
+    beta: Tensor | None = None,
+    epsilon: float = 1e-6,
+    output_mask: Any = None,
+    y_dtype: int | None = None,
+) -> tuple[Tensor, ...]:
     """The norm of a sum, times smooth scales, quantised by rows in one or two forms; the sum; the
     scales. Results that are not wanted are empty."""
     kind = narrow_type("npu_add_rms_norm_dynamic_quant", "y_dtype", y_dtype)
@@ -254,13 +289,20 @@ def _layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> tuple[Ten
     "npu_add_layer_norm(Tensor x1, Tensor x2, Tensor gamma, Tensor beta, float epsilon=1e-05, "
     "bool additional_output=False) -> (Tensor, Tensor, Tensor, Tensor)",
     lambda x1, x2, gamma, *rest: (
-        like(0)(x1), _statistic(x1, gamma), _statistic(x1, gamma), like(0)(x1)
+        like(0)(x1),
+        _statistic(x1, gamma),
+        _statistic(x1, gamma),
+        like(0)(x1),
     ),
-)  # fmt: skip
+)
 def add_layer_norm(
-    x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor, epsilon: float = 1e-5,
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    epsilon: float = 1e-5,
     additional_output: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The layer norm of a sum, mean, inverse deviation, and the sum, which is there whether or not
     the additional output is asked for."""
     total = x1.to(wide(x1.dtype)) + x2.to(wide(x1.dtype))
@@ -293,11 +335,12 @@ def _fake_group_norm(x: Tensor, weight: Any, bias: Any, group: int, *eps: float)
 
 @OPERATORS.add(
     "npu_group_norm_silu(Tensor input, Tensor? weight, Tensor? bias, int group, "
-    "float eps=0.00001) -> (Tensor, Tensor, Tensor)", _fake_group_norm,
-    form=Form(
+    "float eps=0.00001) -> (Tensor, Tensor, Tensor)",
+    _fake_group_norm,
+    form=GeForm(
         "GroupNormSilu", {"x": "input", "gamma": "weight", "beta": "bias", "num_groups": "group"}
     ),
-)  # fmt: skip
+)
 def group_norm_silu(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, group: int, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -325,7 +368,7 @@ def group_norm_silu(
 @OPERATORS.add(
     "batch_norm_reduce(Tensor input, float eps) -> (Tensor, Tensor)",
     lambda x, eps: tuple(x.new_empty((x.shape[1],), dtype=wide(x.dtype)) for _ in range(2)),
-    form=Form("BNTrainingReduce", {"x": "input"}, unused=("eps",)),
+    form=GeForm("BNTrainingReduce", {"x": "input"}, unused=("eps",)),
 )
 def batch_norm_reduce(input: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     """Sums of the elements and of their squares, for each channel."""
@@ -339,9 +382,15 @@ def _fake_gathered(input: Any, mean: Tensor, *rest: Any, **named: Any) -> tuple[
 
 
 def batch_norm_gather_stats_update(
-    input: Any, mean: Tensor, invstd: Tensor, running_mean: Tensor | None,
-    running_var: Tensor | None, momentum: float, eps: float, counts: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    input: Any,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Mean and inverse deviation of all processes from the sums of each: `mean` are sums of
     elements, `invstd` sums of squares, one row for each process. Running statistics are updated in
     place, which the schema does not say; nothing of `input` is read."""
@@ -358,14 +407,20 @@ def batch_norm_gather_stats_update(
 OPERATORS.add(
     "batch_norm_gather_stats_update(Tensor input, Tensor mean, Tensor invstd, "
     "Tensor? running_mean, Tensor? running_var, float momentum, float eps, Tensor counts) "
-    "-> (Tensor, Tensor)", _fake_gathered,
-    form=Form(
+    "-> (Tensor, Tensor)",
+    _fake_gathered,
+    form=GeForm(
         "SyncBatchNormGatherStats",
         {
-            "total_sum": "mean", "total_square_sum": "invstd", "sample_count": "counts",
-            "mean": "running_mean", "variance": "running_var",
+            "total_sum": "mean",
+            "total_square_sum": "invstd",
+            "sample_count": "counts",
+            "mean": "running_mean",
+            "variance": "running_var",
         },
-        unused=("input",), casts={"counts": "INT32"}, assigned=("running_mean", "running_var"),
+        unused=("input",),
+        casts={"counts": "INT32"},
+        assigned=("running_mean", "running_var"),
         results=("batch_mean", "batch_invstd"),
     ),
-)(batch_norm_gather_stats_update)  # fmt: skip
+)(batch_norm_gather_stats_update)

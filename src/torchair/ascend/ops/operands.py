@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair.ascend.ops import formats, mx
-from torchair.ascend.ops.formats import E2M1, E4M3, E5M2, HIFLOAT8, Format, format_of
+from torchair.ascend.ops.formats import E2M1, E4M3, E5M2, HIFLOAT8, NumberFormat, format_of
 from torchair.ascend.ops.library import unpack_int4, wide
 from torchair.ops.quantised import scale_values
 
@@ -18,7 +18,9 @@ E8M0_NUMBERS = (44, 293)
 _KNOWN = (E4M3, E5M2, HIFLOAT8, E2M1)
 
 
-def format_of_operand(operator: str, argument: str, x: Any, code: int | None) -> Format | None:
+def format_of_operand(
+    operator: str, argument: str, x: Any, code: int | None
+) -> NumberFormat | None:
     """The format that a type number names, or the type of the tensor does; None for integers and
     for floats that are no quantised values."""
     if code is not None:
@@ -27,7 +29,7 @@ def format_of_operand(operator: str, argument: str, x: Any, code: int | None) ->
     return native.get(x.dtype)
 
 
-def values_of(x: Tensor, kind: Format | None) -> Tensor:
+def values_of(x: Tensor, kind: NumberFormat | None) -> Tensor:
     """Values in a type in which products are exact, or nearly so: float64 for integers."""
     if kind is not None:
         return formats.decode(x, kind)
@@ -42,7 +44,7 @@ def is_shared(scale: Any, code: int | None) -> bool:
 
 
 def scaled_values(
-    x: Tensor, kind: Format | None, scale: Tensor | None, scale_code: int | None, axis: int
+    x: Tensor, kind: NumberFormat | None, scale: Tensor | None, scale_code: int | None, axis: int
 ) -> tuple[Tensor, Tensor | None]:
     """Values times the scales of blocks along a dim; or values, and scales that are still to be
     applied."""
@@ -66,9 +68,13 @@ class Factor:
 
     @classmethod
     def typed(
-        cls, stored: Tensor, scale: Tensor | None, types: Mapping[str, Any], argument: str,
+        cls,
+        stored: Tensor,
+        scale: Tensor | None,
+        types: Mapping[str, Any],
+        argument: str,
         scale_argument: str,
-    ) -> Factor:  # fmt: skip
+    ) -> Factor:
         """The same, with the numbers that arguments of these names have."""
         return cls(stored, scale, types.get(argument), types.get(scale_argument), argument)
 

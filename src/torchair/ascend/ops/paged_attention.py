@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair.ascend.ops import attend
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import ATB, NpuOperators, like, wide, wrong
 
 Tensor = torch.Tensor
@@ -47,17 +47,31 @@ def _numbers(x: Tensor) -> list[int]:
 @OPERATORS.add(
     "_npu_paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, int num_kv_heads, "
     "int num_heads, float scale_value, Tensor block_table, Tensor context_lens, Tensor(a!) out, "
-    "*, Tensor? workspace=None) -> ()", lambda *given, **options: None, space=ATB,
-)  # fmt: skip
+    "*, Tensor? workspace=None) -> ()",
+    lambda *given, **options: None,
+    space=ATB,
+)
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, num_kv_heads: int, num_heads: int,
-    scale_value: float, block_table: Tensor, context_lens: Tensor, out: Tensor, *,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+    *,
     workspace: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Queries, (batch, heads, features), over the first keys of the pages of each batch."""
-    caches = [c.unflatten(-1, (num_kv_heads, -1)) if c.dim() == 3 else c for c in (
-        key_cache, value_cache,
-    )]  # fmt: skip
+    caches = [
+        c.unflatten(-1, (num_kv_heads, -1)) if c.dim() == 3 else c
+        for c in (
+            key_cache,
+            value_cache,
+        )
+    ]
     for b, length in enumerate(_numbers(context_lens)):
         key, value = (_of_pages(c, block_table[b], length) for c in caches)
         found = _attend(query[b].view(1, num_heads, -1), key, value, scale_value)
@@ -79,27 +93,49 @@ def _workspace(query: Tensor, *given: Any) -> Tensor:
 @OPERATORS.add(
     "_npu_paged_attention_mla(Tensor query, Tensor key_cache, int num_kv_heads, int num_heads, "
     "float scale_value, Tensor block_table, Tensor context_lens, int mla_vheadsize, "
-    "Tensor(a!) out) -> ()", lambda *given: None, space=ATB,
-)  # fmt: skip
+    "Tensor(a!) out) -> ()",
+    lambda *given: None,
+    space=ATB,
+)
 def paged_attention_mla(
-    query: Tensor, key_cache: Tensor, num_kv_heads: int, num_heads: int, scale_value: float,
-    block_table: Tensor, context_lens: Tensor, mla_vheadsize: int, out: Tensor,
-) -> None:  # fmt: skip
+    query: Tensor,
+    key_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    mla_vheadsize: int,
+    out: Tensor,
+) -> None:
     """The same, where the first features of the keys are the values."""
     values = key_cache[..., :mla_vheadsize]
     paged_attention(
-        query, key_cache, values, num_kv_heads, num_heads, scale_value, block_table, context_lens,
+        query,
+        key_cache,
+        values,
+        num_kv_heads,
+        num_heads,
+        scale_value,
+        block_table,
+        context_lens,
         out,
-    )  # fmt: skip
+    )
 
 
 # ---- sequences one after the other ----
 
 
 def _packed(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, lengths: Sequence[int],
-    scale: float, heads: Sequence[int], out: Tensor,
-) -> None:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    lengths: Sequence[int],
+    scale: float,
+    heads: Sequence[int],
+    out: Tensor,
+) -> None:
     start = 0
     for length in lengths:
         rows = slice(start, start + length)
@@ -115,12 +151,20 @@ def _packed(
 @OPERATORS.add(
     "_npu_flash_attention(Tensor query, Tensor key, Tensor value, Tensor mask, Tensor seq_len, "
     "float scale_value, int num_heads, int num_kv_heads, Tensor(a!) out) -> ()",
-    lambda *given: None, space=ATB,
-)  # fmt: skip
+    lambda *given: None,
+    space=ATB,
+)
 def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, seq_len: Tensor, scale_value: float,
-    num_heads: int, num_kv_heads: int, out: Tensor,
-) -> None:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    seq_len: Tensor,
+    scale_value: float,
+    num_heads: int,
+    num_kv_heads: int,
+    out: Tensor,
+) -> None:
     """Packed sequences, (tokens, heads, features); the first rows and columns of the mask are added
     to the scores of each."""
     heads = (num_heads, num_kv_heads, num_kv_heads)
@@ -130,12 +174,19 @@ def flash_attention(
 @OPERATORS.add(
     "_npu_flash_attention_unpad(Tensor query, Tensor key, Tensor value, Tensor seq_len, "
     "float scale_value, int num_heads, int num_kv_heads, Tensor(a!) out) -> ()",
-    lambda *given: None, space=ATB,
-)  # fmt: skip
+    lambda *given: None,
+    space=ATB,
+)
 def flash_attention_unpad(
-    query: Tensor, key: Tensor, value: Tensor, seq_len: Tensor, scale_value: float,
-    num_heads: int, num_kv_heads: int, out: Tensor,
-) -> None:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_len: Tensor,
+    scale_value: float,
+    num_heads: int,
+    num_kv_heads: int,
+    out: Tensor,
+) -> None:
     """The same without a mask: all queries of a sequence see all of its keys."""
     heads = (num_heads, num_kv_heads, num_kv_heads)
     _packed(query, key, value, None, _numbers(seq_len), scale_value, heads, out)
@@ -144,13 +195,23 @@ def flash_attention_unpad(
 @OPERATORS.add(
     "_npu_paged_attention_splitfuse(Tensor query, Tensor key_cache, Tensor value_cache, "
     "Tensor block_table, Tensor context_lens, Tensor mask, Tensor seq_len, int num_kv_heads, "
-    "int num_heads, float scale_value, Tensor(a!) out) -> ()", lambda *given: None, space=ATB,
-)  # fmt: skip
+    "int num_heads, float scale_value, Tensor(a!) out) -> ()",
+    lambda *given: None,
+    space=ATB,
+)
 def paged_attention_splitfuse(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor,
-    context_lens: Tensor, mask: Tensor, seq_len: Tensor, num_kv_heads: int, num_heads: int,
-    scale_value: float, out: Tensor,
-) -> None:  # fmt: skip
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    mask: Tensor,
+    seq_len: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    out: Tensor,
+) -> None:
     """Several queries for each sequence, the last of its positions, over pages. The mask has a row
     for each query of all sequences, or one for each position of a sequence."""
     start = 0
@@ -172,7 +233,7 @@ def paged_attention_splitfuse(
 @OPERATORS.add(
     "npu_attention_update(Tensor[] lse, Tensor[] local_out, int update_type) -> (Tensor, Tensor)",
     lambda lse, local_out, update_type: (like(0)(local_out[0]), like(0)(lse[0])),
-    form=Form(
+    form=GeForm(
         "AttentionUpdate", {"go": "local_out"}, fixed={"sp": lambda given: len(given["lse"])}
     ),
 )
@@ -195,12 +256,16 @@ def attention_update(
 @OPERATORS.add(
     "npu_masked_softmax_with_rel_pos_bias(Tensor x, Tensor? atten_mask, "
     "Tensor relative_pos_bias, float scale_value=1.0, int inner_precision_mode=0) -> Tensor",
-    like(0), form=Form("MaskedSoftmaxWithRelPosBias"),
-)  # fmt: skip
+    like(0),
+    form=GeForm("MaskedSoftmaxWithRelPosBias"),
+)
 def masked_softmax(
-    x: Tensor, atten_mask: Tensor | None, relative_pos_bias: Tensor, scale_value: float = 1.0,
+    x: Tensor,
+    atten_mask: Tensor | None,
+    relative_pos_bias: Tensor,
+    scale_value: float = 1.0,
     inner_precision_mode: int = 0,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """softmax of scaled scores, (batch, windows, heads, queries, keys), plus a mask of each window
     and a bias of each head."""
     scores = x.to(wide(x.dtype)) * scale_value

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from torchair.ascend.ops import matmul
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import (
     Gradient,
     NpuOperators,
@@ -19,7 +19,7 @@ from torchair.ascend.ops.library import (
     rounded,
     wide,
     wrong,
-)  # fmt: skip
+)
 from torchair.ascend.ops.operands import Factor, format_of_operand, product, scaled_values
 from torchair.ops.quantised import exact_product, scale_values
 
@@ -30,14 +30,14 @@ OPERATORS = NpuOperators()
 # ---- operators that update their argument `self`, which GE calls y ----
 
 
-def _updating(op_type: str, names: dict[str, str], **more: Any) -> Form:
+def _updating(op_type: str, names: dict[str, str], **more: Any) -> GeForm:
     """The form of one in place."""
-    return Form(op_type, names, assigned=("self",), results=("y",), product=True, **more)
+    return GeForm(op_type, names, assigned=("self",), results=("y",), product=True, **more)
 
 
-def _copying(op_type: str, names: dict[str, str], **more: Any) -> Form:
+def _copying(op_type: str, names: dict[str, str], **more: Any) -> GeForm:
     """The form of one that leaves its argument alone; declare it after the other."""
-    return Form(op_type, names, copied=("self",), results=("y",), product=True, **more)
+    return GeForm(op_type, names, copied=("self",), results=("y",), product=True, **more)
 
 
 # ---- transposed operands and results ----
@@ -55,9 +55,16 @@ def _transposed_dims(x: Any, weight: Any, p1: Any, p2: Any, split: int, joined: 
 
 
 def _fake_transposed(
-    x: Any, weight: Any, *, bias: Any = None, scale: Any = None, perm_x1: Any = None,
-    perm_x2: Any = None, perm_y: Any = None, batch_split_factor: int | None = 1,
-) -> Any:  # fmt: skip
+    x: Any,
+    weight: Any,
+    *,
+    bias: Any = None,
+    scale: Any = None,
+    perm_x1: Any = None,
+    perm_x2: Any = None,
+    perm_y: Any = None,
+    batch_split_factor: int | None = 1,
+) -> Any:
     perms = perm_x1 or _PERMS["perm_x1"], perm_x2 or _PERMS["perm_x2"]
     dims = _transposed_dims(x, weight, *perms, batch_split_factor or 1, scale is not None)
     return x.new_empty(dims, dtype=x.dtype if scale is None else torch.int8)
@@ -72,27 +79,40 @@ def _check_perms(operator: str, **perms: tuple[Any, Sequence[list[int]]]) -> Non
 @OPERATORS.add(
     "npu_transpose_batchmatmul(Tensor input, Tensor weight, *, Tensor? bias=None, "
     "Tensor? scale=None, int[]? perm_x1=None, int[]? perm_x2=None, int[]? perm_y=None, "
-    "int? batch_split_factor=1) -> Tensor", _fake_transposed,
-    form=Form("TransposeBatchMatMul", {"x1": "input", "x2": "weight"}, fixed={"enable_hf32": False},
-              product=True),
-)  # fmt: skip
+    "int? batch_split_factor=1) -> Tensor",
+    _fake_transposed,
+    form=GeForm(
+        "TransposeBatchMatMul",
+        {"x1": "input", "x2": "weight"},
+        fixed={"enable_hf32": False},
+        product=True,
+    ),
+)
 def transpose_batchmatmul(
-    input: Tensor, weight: Tensor, *, bias: Tensor | None = None, scale: Tensor | None = None,
-    perm_x1: Sequence[int] | None = None, perm_x2: Sequence[int] | None = None,
-    perm_y: Sequence[int] | None = None, batch_split_factor: int | None = 1,
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    perm_x1: Sequence[int] | None = None,
+    perm_x2: Sequence[int] | None = None,
+    perm_y: Sequence[int] | None = None,
+    batch_split_factor: int | None = 1,
+) -> Tensor:
     """Products of batches, with the batch between rows and columns; in int8 if there are scales,
     and cut into `batch_split_factor` parts of the batch."""
     name, split = "npu_transpose_batchmatmul", batch_split_factor or 1
     refuse_given(name, bias=bias)
     p1, p2, py = (
-        list(p or _PERMS[n]) for n, p in (("perm_x1", perm_x1), ("perm_x2", perm_x2),
-                                          ("perm_y", perm_y))
-    )  # fmt: skip
+        list(p or _PERMS[n])
+        for n, p in (("perm_x1", perm_x1), ("perm_x2", perm_x2), ("perm_y", perm_y))
+    )
     _check_perms(
-        name, perm_x1=(p1, ([0, 1, 2], [1, 0, 2])), perm_x2=(p2, ([0, 1, 2], [0, 2, 1])),
+        name,
+        perm_x1=(p1, ([0, 1, 2], [1, 0, 2])),
+        perm_x2=(p2, ([0, 1, 2], [0, 2, 1])),
         perm_y=(py, ([1, 0, 2],)),
-    )  # fmt: skip
+    )
     kind = wide(input.dtype)
     y = (input.permute(p1).to(kind) @ weight.permute(p2).to(kind)).permute(py)
     if scale is not None:
@@ -106,10 +126,21 @@ def transpose_batchmatmul(
 
 
 def _fake_quant_transposed(
-    x1: Any, x2: Any, dtype: int, *, bias: Any = None, x1_scale: Any = None, x2_scale: Any = None,
-    group_sizes: Any = None, perm_x1: Any = None, perm_x2: Any = None, perm_y: Any = None,
-    batch_split_factor: int | None = 1, x1_dtype: int | None = None, x2_dtype: int | None = None,
-) -> Any:  # fmt: skip
+    x1: Any,
+    x2: Any,
+    dtype: int,
+    *,
+    bias: Any = None,
+    x1_scale: Any = None,
+    x2_scale: Any = None,
+    group_sizes: Any = None,
+    perm_x1: Any = None,
+    perm_x2: Any = None,
+    perm_y: Any = None,
+    batch_split_factor: int | None = 1,
+    x1_dtype: int | None = None,
+    x2_dtype: int | None = None,
+) -> Any:
     perms = perm_x1 or [1, 0, 2], perm_x2 or [0, 1, 2]
     dims = _transposed_dims(x1, x2, *perms, batch_split_factor or 1, False)
     return x1.new_empty(dims, dtype=dtype_of("npu_transpose_quant_batchmatmul", "dtype", dtype))
@@ -119,27 +150,40 @@ def _fake_quant_transposed(
     "npu_transpose_quant_batchmatmul(Tensor x1, Tensor x2, int dtype, *, Tensor? bias=None, "
     "Tensor? x1_scale=None, Tensor? x2_scale=None, int[]? group_sizes=None, "
     "int[]? perm_x1=None, int[]? perm_x2=None, int[]? perm_y=None, int? batch_split_factor=1, "
-    "int? x1_dtype=None, int? x2_dtype=None) -> Tensor", _fake_quant_transposed,
-    form=Form("TransposeQuantBatchMatMul", types=("dtype",), unused=("group_sizes",),
-              product=True),
-)  # fmt: skip
+    "int? x1_dtype=None, int? x2_dtype=None) -> Tensor",
+    _fake_quant_transposed,
+    form=GeForm(
+        "TransposeQuantBatchMatMul", types=("dtype",), unused=("group_sizes",), product=True
+    ),
+)
 def transpose_quant_batchmatmul(
-    x1: Tensor, x2: Tensor, dtype: int, *, bias: Tensor | None = None,
-    x1_scale: Tensor | None = None, x2_scale: Tensor | None = None,
-    group_sizes: Sequence[int] | None = None, perm_x1: Sequence[int] | None = None,
-    perm_x2: Sequence[int] | None = None, perm_y: Sequence[int] | None = None,
-    batch_split_factor: int | None = 1, x1_dtype: int | None = None, x2_dtype: int | None = None,
-) -> Tensor:  # fmt: skip
+    x1: Tensor,
+    x2: Tensor,
+    dtype: int,
+    *,
+    bias: Tensor | None = None,
+    x1_scale: Tensor | None = None,
+    x2_scale: Tensor | None = None,
+    group_sizes: Sequence[int] | None = None,
+    perm_x1: Sequence[int] | None = None,
+    perm_x2: Sequence[int] | None = None,
+    perm_y: Sequence[int] | None = None,
+    batch_split_factor: int | None = 1,
+    x1_dtype: int | None = None,
+    x2_dtype: int | None = None,
+) -> Tensor:
     """The same of float8 operands [m, b, k] and [b, k, n], with scales for rows and columns or
     shared ones of blocks of k."""
     name = "npu_transpose_quant_batchmatmul"
     refuse_given(name, bias=bias)
     p1, p2 = list(perm_x1 or (1, 0, 2)), list(perm_x2 or (0, 1, 2))
     _check_perms(
-        name, perm_x1=(p1, ([1, 0, 2],)), perm_x2=(p2, ([0, 1, 2], [0, 2, 1])),
+        name,
+        perm_x1=(p1, ([1, 0, 2],)),
+        perm_x2=(p2, ([0, 1, 2], [0, 2, 1])),
         perm_y=(list(perm_y or (1, 0, 2)), ([1, 0, 2],)),
         batch_split_factor=([batch_split_factor or 1], ([1],)),
-    )  # fmt: skip
+    )
     kinds = (
         format_of_operand(name, "x1_dtype", x1, x1_dtype),
         format_of_operand(name, "x2_dtype", x2, x2_dtype),
@@ -198,13 +242,18 @@ def _fake_fused(
 
 @OPERATORS.add(
     "npu_fused_matmul(Tensor x1, Tensor x2, *, Tensor? bias=None, Tensor? x3=None, "
-    "str fused_op_type='') -> Tensor", _fake_fused,
-    form=Form("FusedMatMul", fixed={"enable_hf32": False}, product=True),
-)  # fmt: skip
+    "str fused_op_type='') -> Tensor",
+    _fake_fused,
+    form=GeForm("FusedMatMul", fixed={"enable_hf32": False}, product=True),
+)
 def fused_matmul(
-    x1: Tensor, x2: Tensor, *, bias: Tensor | None = None, x3: Tensor | None = None,
+    x1: Tensor,
+    x2: Tensor,
+    *,
+    bias: Tensor | None = None,
+    x3: Tensor | None = None,
     fused_op_type: str = "",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """A product, a bias, and an operation on it: with `x3` for add and mul."""
     name = "npu_fused_matmul"
     if fused_op_type not in _FUSED:
@@ -219,9 +268,16 @@ def fused_matmul(
 
 
 def add_lora(
-    self: Tensor, x: Tensor, weight_b: Tensor, indices: Tensor, weight_a: Tensor | None = None,
-    layer_idx: int = 0, scale: float = 1e-3, y_offset: int = 0, y_slice_size: int = -1,
-) -> Tensor:  # fmt: skip
+    self: Tensor,
+    x: Tensor,
+    weight_b: Tensor,
+    indices: Tensor,
+    weight_a: Tensor | None = None,
+    layer_idx: int = 0,
+    scale: float = 1e-3,
+    y_offset: int = 0,
+    y_slice_size: int = -1,
+) -> Tensor:
     """Row i plus scale * B(i) A(i) x(i), where A and B are the adapters that `indices` name; a
     number behind the last one is no adapter."""
     kind = wide(x.dtype)
@@ -246,17 +302,20 @@ _LORA_NAMES = {"y": "self", "weightB": "weight_b", "weightA": "weight_a"}
 
 
 @OPERATORS.add(
-    f"npu_batch_gather_matmul_(Tensor(a!) self, {_LORA}) -> Tensor(a!)", lambda x, *rest: x,
-    pure="npu_batch_gather_matmul", form=_updating("AddLora", _LORA_NAMES),
-)  # fmt: skip
+    f"npu_batch_gather_matmul_(Tensor(a!) self, {_LORA}) -> Tensor(a!)",
+    lambda x, *rest: x,
+    pure="npu_batch_gather_matmul",
+    form=_updating("AddLora", _LORA_NAMES),
+)
 def _add_lora_in_place(self: Tensor, *rest: Any) -> Tensor:
     return self.copy_(add_lora(self, *rest))
 
 
 OPERATORS.add(
-    f"npu_batch_gather_matmul(Tensor self, {_LORA}) -> Tensor", like(0),
+    f"npu_batch_gather_matmul(Tensor self, {_LORA}) -> Tensor",
+    like(0),
     form=_copying("AddLora", _LORA_NAMES),
-)(add_lora)  # fmt: skip
+)(add_lora)
 
 
 @OPERATORS.add("_npu_matmul_add_fp32(Tensor x, Tensor dy, Tensor(a!) out) -> ()", lambda *x: None)
@@ -314,13 +373,19 @@ _DEQUANT = (
     "npu_quant_matmul_dequant(Tensor x, Tensor quantized_weight, Tensor weight_scale, *, "
     f"{_DEQUANT}) -> Tensor",
     lambda x, w, scale, **others: x.new_empty([x.shape[0], scale.shape[0]]),
-    form=Form("QuantMatmulDequant", {"x_quant_mode": "quant_mode"}, product=True),
-)  # fmt: skip
+    form=GeForm("QuantMatmulDequant", {"x_quant_mode": "quant_mode"}, product=True),
+)
 def quant_matmul_dequant(
-    x: Tensor, quantized_weight: Tensor, weight_scale: Tensor, *, bias: Tensor | None = None,
-    x_scale: Tensor | None = None, x_offset: Tensor | None = None,
-    smooth_scale: Tensor | None = None, quant_mode: str | None = "pertoken",
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    quantized_weight: Tensor,
+    weight_scale: Tensor,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_offset: Tensor | None = None,
+    smooth_scale: Tensor | None = None,
+    quant_mode: str | None = "pertoken",
+) -> Tensor:
     """Rows quantised to int8, times an int8 weight [n, k], times the scales of both."""
     name = "npu_quant_matmul_dequant"
     refuse_given(name, x_offset=x_offset)
@@ -334,13 +399,20 @@ def quant_matmul_dequant(
     "npu_quant_grouped_matmul_dequant(Tensor x, Tensor quantized_weight, Tensor weight_scale, "
     f"Tensor group_list, *, {_DEQUANT}) -> Tensor",
     lambda x, w, scale, groups, **others: x.new_empty([x.shape[0], scale.shape[1]]),
-    form=Form("QuantGroupedMatmulDequant", {"x_quant_mode": "quant_mode"}, product=True),
-)  # fmt: skip
+    form=GeForm("QuantGroupedMatmulDequant", {"x_quant_mode": "quant_mode"}, product=True),
+)
 def quant_grouped_matmul_dequant(
-    x: Tensor, quantized_weight: Tensor, weight_scale: Tensor, group_list: Tensor, *,
-    bias: Tensor | None = None, x_scale: Tensor | None = None, x_offset: Tensor | None = None,
-    smooth_scale: Tensor | None = None, quant_mode: str | None = "pertoken",
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    quantized_weight: Tensor,
+    weight_scale: Tensor,
+    group_list: Tensor,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_offset: Tensor | None = None,
+    smooth_scale: Tensor | None = None,
+    quant_mode: str | None = "pertoken",
+) -> Tensor:
     """The same for groups of rows, which end where `group_list` says."""
     name = "npu_quant_grouped_matmul_dequant"
     refuse_given(name, x_offset=x_offset)
@@ -379,9 +451,14 @@ def _float_product(
 
 
 def add_quant_matmul(
-    self: Tensor, x1: Tensor, x2: Tensor, x2_scale: Tensor, *, x1_scale: Tensor | None = None,
+    self: Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    x2_scale: Tensor,
+    *,
+    x1_scale: Tensor | None = None,
     **types: Any,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """self + x1.T @ x2 of float8 operands [k, m] and [k, n]."""
     name = "npu_add_quant_matmul"
     if x1.shape != (x2.shape[0], self.shape[0]):
@@ -391,9 +468,16 @@ def add_quant_matmul(
 
 
 def add_quant_gmm(
-    self: Tensor, x1: Tensor, x2: Tensor, x2_scale: Tensor, group_list: Tensor, *,
-    x1_scale: Tensor | None = None, group_list_type: int | None = 0, **types: Any,
-) -> Tensor:  # fmt: skip
+    self: Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    x2_scale: Tensor,
+    group_list: Tensor,
+    *,
+    x1_scale: Tensor | None = None,
+    group_list_type: int | None = 0,
+    **types: Any,
+) -> Tensor:
     """self[g] + x1[:, g] @ x2[g] for groups of the features that are summed over: x1 is [m, k], x2
     [k, n]. Shared scales lie as `npu_grouped_dynamic_mx_quant` gives them."""
     name, out = "npu_add_quant_gmm", self.clone()
@@ -423,9 +507,11 @@ def _accumulating(
     unused = {"unused": ("group_sizes",)}
 
     @OPERATORS.add(
-        f"{name}_(Tensor(a!) self, {arguments}) -> Tensor(a!)", lambda x, *rest, **more: x,
-        pure=name, form=_updating(op_type, names, **unused),
-    )  # fmt: skip
+        f"{name}_(Tensor(a!) self, {arguments}) -> Tensor(a!)",
+        lambda x, *rest, **more: x,
+        pure=name,
+        form=_updating(op_type, names, **unused),
+    )
     def in_place(self: Tensor, *rest: Any, **more: Any) -> Tensor:
         return self.copy_(add(self, *rest, **more))
 
@@ -435,11 +521,16 @@ def _accumulating(
 
 _OPERANDS = "Tensor x1, Tensor x2, Tensor x2_scale, "
 _accumulating(
-    "npu_add_quant_matmul", "QuantBatchMatmulInplaceAdd",
-    f"{_OPERANDS}*, Tensor? x1_scale=None, {_TYPES}", {"y": "self"}, add_quant_matmul,
-)  # fmt: skip
+    "npu_add_quant_matmul",
+    "QuantBatchMatmulInplaceAdd",
+    f"{_OPERANDS}*, Tensor? x1_scale=None, {_TYPES}",
+    {"y": "self"},
+    add_quant_matmul,
+)
 _accumulating(
-    "npu_add_quant_gmm", "QuantGroupedMatmulInplaceAdd",
+    "npu_add_quant_gmm",
+    "QuantGroupedMatmulInplaceAdd",
     f"{_OPERANDS}Tensor group_list, *, Tensor? x1_scale=None, int? group_list_type=0, {_TYPES}",
-    {"y": "self", "scale1": "x1_scale", "scale2": "x2_scale"}, add_quant_gmm,
-)  # fmt: skip
+    {"y": "self", "scale1": "x1_scale", "scale2": "x2_scale"},
+    add_quant_gmm,
+)

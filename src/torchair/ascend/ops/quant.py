@@ -26,9 +26,13 @@ MODES = ("pertoken", "pertensor", "perchannel")
 
 
 def quantize(
-    x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype, axis: int,
+    x: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    dtype: torch.dtype,
+    axis: int,
     divides: bool,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x / scale + zero point, or x * scale + zero point, as the nearest value of a narrow type.
     A vector of scales lies along `axis`. `INT4` stands for eight four-bit integers in an int32."""
     kind = wide(x.dtype)
@@ -74,9 +78,13 @@ def _packed(x: Tensor, dtype: torch.dtype) -> Tensor:
     lambda x, scales, zero_points, dtype, *how: _packed(x, quantize_type(dtype)),
 )
 def _quantize(
-    self: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int, axis: int = 1,
+    self: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    dtype: int,
+    axis: int = 1,
     div_mode: bool = True,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     kind = quantize_type(dtype)
     _check_eighths(self, kind, "npu_quantize", "self")
     return quantize(self, scales, zero_points, kind, quantize_axis(self.dim(), axis), div_mode)
@@ -96,10 +104,14 @@ def _check_eighths(x: Tensor, dtype: torch.dtype, operator: str, argument: str) 
 
 
 def dynamic_quant(
-    x: Tensor, smooth_scales: Tensor | None = None, group_index: Tensor | None = None,
-    dtype: torch.dtype = torch.int8, mode: str = "pertoken", largest: float = 0.0,
+    x: Tensor,
+    smooth_scales: Tensor | None = None,
+    group_index: Tensor | None = None,
+    dtype: torch.dtype = torch.int8,
+    mode: str = "pertoken",
+    largest: float = 0.0,
     symmetrical: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Values over a scale, plus an offset, in a narrow type; the scales and the offsets.
 
     The largest value just fits the type, and if it is not `symmetrical` the least one too; without
@@ -164,10 +176,17 @@ def check_mode(mode: str) -> None:
 
 
 def _checked_dynamic_quant(
-    operator: str, argument: str, x: Tensor, *, smooth_scales: Tensor | None = None,
-    group_index: Tensor | None = None, dst_type: int | None = None, quant_mode: str = "pertoken",
-    dst_type_max: float = 0.0, symmetrical: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    operator: str,
+    argument: str,
+    x: Tensor,
+    *,
+    smooth_scales: Tensor | None = None,
+    group_index: Tensor | None = None,
+    dst_type: int | None = None,
+    quant_mode: str = "pertoken",
+    dst_type_max: float = 0.0,
+    symmetrical: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
     check_mode(quant_mode)
     kind = dynamic_quant_type(dst_type)
     _check_eighths(x, kind, operator, argument)

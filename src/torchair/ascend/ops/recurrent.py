@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import NpuOperators, like, wide, wrong
 from torchair.torch_private.dispatch import parse_schema
 
@@ -23,9 +23,15 @@ class _Steps:
     """Tokens of all sequences, (tokens, heads of values, features), in the type of sums."""
 
     def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, beta: Tensor | None, scale: float,
-        g: Tensor | None, gk: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        beta: Tensor | None,
+        scale: float,
+        g: Tensor | None,
+        gk: Tensor | None = None,
+    ) -> None:
         kind = wide(value.dtype)
         heads = value.shape[1] // key.shape[1]
         self.query = query.to(kind).repeat_interleave(heads, 1) * scale
@@ -64,11 +70,19 @@ _RECURRENT = "npu_recurrent_gated_delta_rule"
 
 
 def recurrent_gated_delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, state: Tensor, *, beta: Tensor | None = None,
-    scale: float | None = None, actual_seq_lengths: Tensor | None = None,
-    ssm_state_indices: Tensor | None = None, num_accepted_tokens: Tensor | None = None,
-    g: Tensor | None = None, gk: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: Tensor,
+    *,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    actual_seq_lengths: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+) -> Tensor:
     """Each sequence starts from the state of its first token, or of the last one that was accepted,
     and writes the state after each token to where the token's index says."""
     if ssm_state_indices is None:
@@ -105,13 +119,13 @@ OPERATORS.add(
     f"{_RECURRENT}(Tensor query, Tensor key, Tensor value, Tensor(a!) state, "
     f"{_RECURRENT_OPTIONS}) -> Tensor",
     lambda query, key, value, state, **options: like(0)(value),
-    form=Form("RecurrentGatedDeltaRule", _RECURRENT_NAMES),
+    form=GeForm("RecurrentGatedDeltaRule", _RECURRENT_NAMES),
 )(recurrent_gated_delta_rule)
 OPERATORS.add(
     f"{_RECURRENT}_functional(Tensor query, Tensor key, Tensor value, Tensor state, "
     f"{_RECURRENT_OPTIONS}) -> (Tensor, Tensor)",
     lambda query, key, value, state, **options: like(0, 1)(value, state),
-    form=Form("RecurrentGatedDeltaRule", _RECURRENT_NAMES, copied=("state",)),
+    form=GeForm("RecurrentGatedDeltaRule", _RECURRENT_NAMES, copied=("state",)),
 )(_recurrent_functional)
 
 
@@ -122,13 +136,19 @@ OPERATORS.add(
     lambda query, key, value, *, initial_state=None, **options: like(0, 1)(
         value, _given_state(initial_state)
     ),
-    form=Form("ChunkGatedDeltaRule", {"scale_value": "scale"}),
+    form=GeForm("ChunkGatedDeltaRule", {"scale_value": "scale"}),
 )
 def chunk_gated_delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, *, beta: Tensor | None = None,
-    initial_state: Tensor | None = None, actual_seq_lengths: Tensor | None = None,
-    scale: float | None = None, g: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    beta: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    actual_seq_lengths: Tensor | None = None,
+    scale: float | None = None,
+    g: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """The rule over whole sequences, each from a state of its own: results, and last states."""
     final = _given_state(initial_state).clone()
     steps = _Steps(query, key, value, beta, 1.0 if scale is None else scale, g)
@@ -152,8 +172,9 @@ def _given_state(state: Tensor | None) -> Tensor:
 
 @OPERATORS.add(
     "npu_masked_causal_conv1d(Tensor input, Tensor weight, *, Tensor? mask=None) -> Tensor",
-    lambda x, weight, **options: like(0)(x), form=Form("MaskedCausalConv1d"),
-)  # fmt: skip
+    lambda x, weight, **options: like(0)(x),
+    form=GeForm("MaskedCausalConv1d"),
+)
 def masked_causal_conv1d(input: Tensor, weight: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Positions, (positions, batch, features), and those before them, each feature with weights of
     its own; zero where the mask, (batch, positions), is false."""
@@ -193,10 +214,13 @@ class _Convolution:
         self.weight, self.states = weight.to(wide(weight.dtype)), states
         self.width, self.room = weight.shape[0], states.shape[1]
         names = (
-            "cache_indices", "num_accepted_tokens", "num_computed_tokens",
-            "block_idx_first_scheduled_token", "block_idx_last_scheduled_token",
+            "cache_indices",
+            "num_accepted_tokens",
+            "num_computed_tokens",
+            "block_idx_first_scheduled_token",
+            "block_idx_last_scheduled_token",
             "initial_state_idx",
-        )  # fmt: skip
+        )
         self.lists = {n: None if given[n] is None else given[n].tolist() for n in names}
         self.lines: Any = self.lists["cache_indices"]
         self.blocks = given["cache_indices"] is not None and given["cache_indices"].dim() > 1
@@ -220,8 +244,9 @@ class _Convolution:
         if self.lines is not None and self.pad in (read, write):
             return torch.zeros_like(x)
         done, accepted = (
-            self._of("num_computed_tokens", batch), self._of("num_accepted_tokens", batch)
-        )  # fmt: skip
+            self._of("num_computed_tokens", batch),
+            self._of("num_accepted_tokens", batch),
+        )
         before = self.width - 1
         offset = self.room - before if accepted is None else accepted - 1
         cached = self.states[read, : offset + before]
@@ -283,9 +308,11 @@ _CONV_FORM: dict[str, Any] = {
 }
 OPERATORS.add(
     f"{_CONV}(Tensor x, Tensor weight, Tensor(a!) conv_states, {_CONV_OPTIONS}) -> Tensor",
-    lambda x, weight, states, **options: like(0)(x), form=Form("FusedCausalConv1d", **_CONV_FORM),
-)(fused_causal_conv1d)  # fmt: skip
+    lambda x, weight, states, **options: like(0)(x),
+    form=GeForm("FusedCausalConv1d", **_CONV_FORM),
+)(fused_causal_conv1d)
 OPERATORS.add(
     f"{_CONV}_v2(Tensor(a!) x, Tensor weight, Tensor(b!) conv_states, {_CONV_OPTIONS}) -> ()",
-    lambda *given, **options: None, form=Form("InplaceFusedCausalConv1d", **_CONV_FORM),
-)(_in_place)  # fmt: skip
+    lambda *given, **options: None,
+    form=GeForm("InplaceFusedCausalConv1d", **_CONV_FORM),
+)(_in_place)

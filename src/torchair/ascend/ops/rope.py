@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from torchair.ascend.ops.activation import check_rotary, rotary
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import ATB, NpuOperators, like, wide, wrong
 
 Tensor = torch.Tensor
@@ -26,17 +26,25 @@ def _check(layout: str, rotary_mode: str) -> None:
 
 
 def _fake_apply(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND",
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: str = "BSND",
     rotary_mode: str = "half",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     _check(layout, rotary_mode)
     return like(0)(query), like(0)(key)
 
 
 def apply_rotary_pos_emb(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND",
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: str = "BSND",
     rotary_mode: str = "half",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Queries and keys turned by the same angles, in place, as the device does; both are returned.
     Graphs copy them first."""
     _check(layout, rotary_mode)
@@ -47,18 +55,21 @@ def apply_rotary_pos_emb(
 
 OPERATORS.add(
     "npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, Tensor sin, "
-    "str layout='BSND', str rotary_mode='half') -> (Tensor, Tensor)", _fake_apply,
-    form=Form(
-        "ApplyRotaryPosEmb", copied=("query", "key"),
+    "str layout='BSND', str rotary_mode='half') -> (Tensor, Tensor)",
+    _fake_apply,
+    form=GeForm(
+        "ApplyRotaryPosEmb",
+        copied=("query", "key"),
         words={"layout": {name: k for k, name in enumerate(LAYOUTS) if k} | {"BSH": 1}},
     ),
-)(apply_rotary_pos_emb)  # fmt: skip
+)(apply_rotary_pos_emb)
 
 
 @OPERATORS.add(
-    "npu_interleave_rope(Tensor x, Tensor cos, Tensor sin) -> Tensor", like(0),
-    form=Form("InterleaveRope"),
-)  # fmt: skip
+    "npu_interleave_rope(Tensor x, Tensor cos, Tensor sin) -> Tensor",
+    like(0),
+    form=GeForm("InterleaveRope"),
+)
 def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs of neighbours are turned; the result has all first members before all second ones."""
     check_rotary(x.shape, "interleave-half")
@@ -93,13 +104,20 @@ def _sections(x: Tensor, sections: Sequence[int], interleaved: bool) -> Tensor:
 @OPERATORS.add(
     "npu_mrope(Tensor positions, Tensor query, Tensor key, Tensor cos_sin_cache, int head_size, "
     "*, int[]? mrope_section=None, str? rotary_mode='half', str? cache_mode='default') "
-    "-> (Tensor, Tensor)", lambda positions, query, key, *rest, **options: like(0, 1)(query, key),
-)  # fmt: skip
+    "-> (Tensor, Tensor)",
+    lambda positions, query, key, *rest, **options: like(0, 1)(query, key),
+)
 def mrope(
-    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head_size: int, *,
-    mrope_section: Sequence[int] | None = None, rotary_mode: str | None = "half",
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    cos_sin_cache: Tensor,
+    head_size: int,
+    *,
+    mrope_section: Sequence[int] | None = None,
+    rotary_mode: str | None = "half",
     cache_mode: str | None = "default",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Queries and keys, (tokens, features), turned by the angles of their positions; with several
     positions for each token, `mrope_section` says how many angles each of them gives."""
     name, mode = "npu_mrope", rotary_mode or "half"
@@ -123,12 +141,18 @@ def mrope(
 
 @OPERATORS.add(
     "_npu_rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, int head_size, "
-    "Tensor cos_sin_cache, bool is_neox_style) -> ()", lambda *given: None, space=ATB,
-)  # fmt: skip
+    "Tensor cos_sin_cache, bool is_neox_style) -> ()",
+    lambda *given: None,
+    space=ATB,
+)
 def rotary_embedding(
-    positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor,
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    head_size: int,
+    cos_sin_cache: Tensor,
     is_neox_style: bool,
-) -> None:  # fmt: skip
+) -> None:
     """The same for one position a token, in place."""
     cos, sin = cos_sin_cache[positions.reshape(-1).to(torch.int64)].chunk(2, -1)
     for x in (query, key):

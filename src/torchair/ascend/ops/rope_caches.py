@@ -10,7 +10,7 @@ import torch
 
 from torchair.ascend.ops.activation import rms_norm, rotary
 from torchair.ascend.ops.caches import BLOCKED, write_tokens
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import (
     NpuOperators,
     like,
@@ -75,19 +75,35 @@ def _write(cache: Tensor, rows: Tensor, index: Tensor, kv: Tensor, mode: str) ->
 
 
 def kv_rmsnorm_rope_cache(
-    kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor,
-    ckv_cache: Tensor, *, k_rope_scale: Tensor | None = None, c_kv_scale: Tensor | None = None,
-    k_rope_offset: Tensor | None = None, c_kv_offset: Tensor | None = None,
-    v: Tensor | None = None, epsilon: float = 1e-5, cache_mode: str = _BATCHES,
-    is_output_kv: bool = False, k_cache_dtype: int | None = None,
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
+    *,
+    k_rope_scale: Tensor | None = None,
+    c_kv_scale: Tensor | None = None,
+    k_rope_offset: Tensor | None = None,
+    c_kv_offset: Tensor | None = None,
+    v: Tensor | None = None,
+    epsilon: float = 1e-5,
+    cache_mode: str = _BATCHES,
+    is_output_kv: bool = False,
+    k_cache_dtype: int | None = None,
     ckv_cache_dtype: int | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The first features of `kv` normalised, the last ones turned; both are written to their caches
     and returned, in the type of `kv`."""
     refuse_given(
-        _KV, k_rope_offset=k_rope_offset, c_kv_offset=c_kv_offset, v=v,
-        k_cache_dtype=k_cache_dtype, ckv_cache_dtype=ckv_cache_dtype,
-    )  # fmt: skip
+        _KV,
+        k_rope_offset=k_rope_offset,
+        c_kv_offset=c_kv_offset,
+        v=v,
+        k_cache_dtype=k_cache_dtype,
+        ckv_cache_dtype=ckv_cache_dtype,
+    )
     if cache_mode not in (_BATCHES, *_PAGES, *_BLOCKS):
         known = ", ".join((_BATCHES, *_PAGES, *_BLOCKS))
         raise wrong(_KV, "cache_mode", f"{cache_mode!r} is none of {known}")
@@ -126,26 +142,27 @@ _KV_TYPES = ", int? k_cache_dtype=None, int? ckv_cache_dtype=None"
 _KV_CACHES = ("k_cache", "ckv_cache")
 _IN_PLACE, _PURE = ("(a!)", "(b!)"), ("", "")
 OPERATORS.add(
-    f"{_KV}_v2({_KV_ARGUMENTS.format(*_IN_PLACE)}{_KV_TYPES}) -> (Tensor, Tensor)", _fake_kv,
-    form=Form("KvRmsNormRopeCache"),
-)(kv_rmsnorm_rope_cache)  # fmt: skip
+    f"{_KV}_v2({_KV_ARGUMENTS.format(*_IN_PLACE)}{_KV_TYPES}) -> (Tensor, Tensor)",
+    _fake_kv,
+    form=GeForm("KvRmsNormRopeCache"),
+)(kv_rmsnorm_rope_cache)
 OPERATORS.add(
     f"{_KV}({_KV_ARGUMENTS.format(*_PURE)}) -> (Tensor, Tensor, Tensor, Tensor)",
     lambda kv, *given, **options: (
-        *like(0, 1)(given[4], given[5]), *_fake_kv(kv, *given, **options)
+        *like(0, 1)(given[4], given[5]),
+        *_fake_kv(kv, *given, **options),
     ),
-    form=Form("KvRmsNormRopeCache", assigned=_KV_CACHES),
-)(_kv_both)  # fmt: skip
+    form=GeForm("KvRmsNormRopeCache", assigned=_KV_CACHES),
+)(_kv_both)
 OPERATORS.add(
     f"{_KV}_v2_functional({_KV_ARGUMENTS.format(*_PURE)}{_KV_TYPES}) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     lambda kv, *given, **options: (
-        *_fake_kv(kv, *given, **options), *like(0, 1)(given[4], given[5])
+        *_fake_kv(kv, *given, **options),
+        *like(0, 1)(given[4], given[5]),
     ),
-    form=Form(
-        "KvRmsNormRopeCache", copied=_KV_CACHES, results=("k_rope", "c_kv", *_KV_CACHES)
-    ),
-)(_kv_functional)  # fmt: skip
+    form=GeForm("KvRmsNormRopeCache", copied=_KV_CACHES, results=("k_rope", "c_kv", *_KV_CACHES)),
+)(_kv_functional)
 
 
 # ---- queries, keys and values in one tensor: norm, rotary embedding, cache ----
@@ -162,12 +179,26 @@ def _over(x: Tensor, kind: torch.dtype, scale: Tensor | None, offset: Tensor | N
 
 
 def qkv_rms_norm_rope_cache(
-    qkv: Tensor, q_gamma: Tensor, k_gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor,
-    q_out: Tensor, k_cache: Tensor, v_cache: Tensor, qkv_size: Sequence[int],
-    head_nums: Sequence[int], *, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
-    k_offset: Tensor | None = None, v_offset: Tensor | None = None, epsilon: float = 1e-6,
-    cache_mode: str = BLOCKED, is_output_qkv: bool = False,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    qkv: Tensor,
+    q_gamma: Tensor,
+    k_gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    q_out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    qkv_size: Sequence[int],
+    head_nums: Sequence[int],
+    *,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    k_offset: Tensor | None = None,
+    v_offset: Tensor | None = None,
+    epsilon: float = 1e-6,
+    cache_mode: str = BLOCKED,
+    is_output_qkv: bool = False,
+) -> tuple[Tensor, ...]:
     """Queries and keys normalised by heads and turned, queries written to `q_out`, keys and values
     to the slots `index` of blocked pages. Returns all three before they are quantised if that is
     asked for, else numbers without meaning."""
@@ -181,8 +212,9 @@ def qkv_rms_norm_rope_cache(
     k = rotary(rms_norm(k, k_gamma.to(kind), epsilon)[0], cos, sin)
     q_out.copy_(q.reshape(q_out.shape))
     for x, cache, scale, offset in (
-        (k, k_cache, k_scale, k_offset), (v, v_cache, v_scale, v_offset),
-    ):  # fmt: skip
+        (k, k_cache, k_scale, k_offset),
+        (v, v_cache, v_scale, v_offset),
+    ):
         write_tokens(_QKV, "index", cache, _over(x, cache.dtype, scale, offset), index, BLOCKED)
     if not is_output_qkv:
         return tuple(qkv.new_zeros(()) for _ in range(3))
@@ -209,32 +241,48 @@ _QKV_ARGUMENTS = (
 _QKV_OUT = ("q_out", "k_cache", "v_cache")
 OPERATORS.add(
     f"{_QKV}({_QKV_ARGUMENTS.format('(a!)', '(b!)', '(c!)')}) -> (Tensor, Tensor, Tensor)",
-    _fake_qkv, form=Form("QkvRmsNormRopeCache"),
-)(qkv_rms_norm_rope_cache)  # fmt: skip
+    _fake_qkv,
+    form=GeForm("QkvRmsNormRopeCache"),
+)(qkv_rms_norm_rope_cache)
 OPERATORS.add(
     f"{_QKV}_functional({_QKV_ARGUMENTS.format('', '', '')}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     lambda *given, **options: (
-        *_fake_qkv(*given, **options), *(x.new_empty(x.shape) for x in given[6:9])
+        *_fake_qkv(*given, **options),
+        *(x.new_empty(x.shape) for x in given[6:9]),
     ),
-    form=Form(
-        "QkvRmsNormRopeCache", copied=_QKV_OUT,
+    form=GeForm(
+        "QkvRmsNormRopeCache",
+        copied=_QKV_OUT,
         results=(*(f"{n}_out_before_quant" for n in "qkv"), *_QKV_OUT),
     ),
-)(_qkv_functional)  # fmt: skip
+)(_qkv_functional)
 
 
 # ---- rotary embedding, then caches in int8 ----
 
 
 def dequant_rope_quant_kvcache(
-    x: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor,
-    scale_k: Tensor, scale_v: Tensor, size_splits: Sequence[int], *,
-    offset_k: Tensor | None = None, offset_v: Tensor | None = None,
-    weight_scale: Tensor | None = None, activation_scale: Tensor | None = None,
-    bias: Tensor | None = None, quant_mode: int = 0, input_layout: str = "BSND",
-    kv_output: bool = False, cache_mode: str = "contiguous",
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    indices: Tensor,
+    scale_k: Tensor,
+    scale_v: Tensor,
+    size_splits: Sequence[int],
+    *,
+    offset_k: Tensor | None = None,
+    offset_v: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    activation_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    quant_mode: int = 0,
+    input_layout: str = "BSND",
+    kv_output: bool = False,
+    cache_mode: str = "contiguous",
+) -> tuple[Tensor, ...]:
     """Queries, keys and values in one tensor, as numbers; queries and keys turned; keys and values
     times scales, plus offsets, rounded into their caches from the index of each batch on, or at the
     slots of pages. Both caches are updated in place."""
@@ -248,8 +296,9 @@ def dequant_rope_quant_kvcache(
     q, k, v = (p.unflatten(-1, (-1, width)) for p in values.split(list(size_splits), -1))
     q, k = (rotary(p, cos.to(p.dtype), sin.to(p.dtype)) for p in (q, k))
     for part, cache, scale, offset in (
-        (k, k_cache, scale_k, offset_k), (v, v_cache, scale_v, offset_v),
-    ):  # fmt: skip
+        (k, k_cache, scale_k, offset_k),
+        (v, v_cache, scale_v, offset_v),
+    ):
         _write_quantised(cache, stored(part, cache.dtype, scale, offset), indices, cache_mode)
     none = q.new_empty(0, dtype=cos.dtype)
     k, v = (p.to(cos.dtype) if kv_output else none for p in (k, v))
@@ -277,9 +326,15 @@ def _write_quantised(cache: Tensor, rows: Tensor, indices: Tensor, mode: str) ->
 
 
 def _fake_rope_quant(
-    x: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, *given: Any,
-    kv_output: bool = False, **options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *given: Any,
+    kv_output: bool = False,
+    **options: Any,
+) -> tuple[Tensor, ...]:
     splits, width, lead = given[3], k_cache.shape[-1], x.shape[:-1]
     q = cos.new_empty((*lead, splits[0] // width, width))
     dims = (*lead, k_cache.shape[2], width) if kv_output else (0,)
@@ -292,7 +347,7 @@ _ROPE_ARGUMENTS = (
     'Tensor? offset_v=None, {}int quant_mode=0, str input_layout="BSND", '
     'bool kv_output=False, str cache_mode="contiguous"'
 )
-_ROPE_FORM = Form(
+_ROPE_FORM = GeForm(
     "DequantRopeQuantKvcache",
     {"layout": "input_layout"},
     assigned=("k_cache", "v_cache"),
@@ -301,8 +356,9 @@ _ROPE_FORM = Form(
 _DEQUANT = "Tensor? weight_scale=None, Tensor? activation_scale=None, Tensor? bias=None, "
 _FIVE = "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 for _name, _more in (
-    ("npu_dequant_rope_quant_kvcache", _DEQUANT), ("npu_rope_quant_kvcache", ""),
-):  # fmt: skip
+    ("npu_dequant_rope_quant_kvcache", _DEQUANT),
+    ("npu_rope_quant_kvcache", ""),
+):
     OPERATORS.add(
         f"{_name}({_ROPE_ARGUMENTS.format(_more)}) {_FIVE}", _fake_rope_quant, form=_ROPE_FORM
     )(dequant_rope_quant_kvcache)

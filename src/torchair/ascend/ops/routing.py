@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torchair.ascend.ops import formats, mx
-from torchair.ascend.ops.formats import E2M1, E4M3, E5M2, HIFLOAT8, INT8, Format
-from torchair.ascend.ops.forms import Form, smaller
+from torchair.ascend.ops.formats import E2M1, E4M3, E5M2, HIFLOAT8, INT8, NumberFormat
+from torchair.ascend.ops.forms import GeForm, smaller
 from torchair.ascend.ops.library import NpuOperators, refuse, wide, wrong
 
 Tensor = torch.Tensor
@@ -25,7 +25,7 @@ class QuantMode:
     """What a value of `quant_mode` does: the format of the rows, and what has a scale: everything
     (given), a row, a block of features (`block`), or nothing."""
 
-    kind: Format | None
+    kind: NumberFormat | None
     by: str = ""
     block: int = 0
     least: float = 0.0
@@ -74,12 +74,22 @@ def _scale_type(mode: QuantMode, scale: Any) -> torch.dtype:
 
 
 def _fake(
-    x: Any, expert_idx: Any, *, scale: Any = None, offset: Any = None, active_num: int = -1,
-    expert_capacity: int = -1, expert_num: int = -1, drop_pad_mode: int = 0,
-    expert_tokens_num_type: int = ENDS, expert_tokens_num_flag: bool = False,
-    quant_mode: int = -1, active_expert_range: Sequence[int] = (), row_idx_type: int = 0,
+    x: Any,
+    expert_idx: Any,
+    *,
+    scale: Any = None,
+    offset: Any = None,
+    active_num: int = -1,
+    expert_capacity: int = -1,
+    expert_num: int = -1,
+    drop_pad_mode: int = 0,
+    expert_tokens_num_type: int = ENDS,
+    expert_tokens_num_flag: bool = False,
+    quant_mode: int = -1,
+    active_expert_range: Sequence[int] = (),
+    row_idx_type: int = 0,
     x_dtype: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     mode, (begin, end) = _mode(quant_mode), _range(expert_num, active_expert_range)
     places = expert_idx.shape[0] * expert_idx.shape[1]
     rows = places
@@ -93,10 +103,11 @@ def _fake(
     counts = [[end - begin], [end - begin], [expert_num, 2]][expert_tokens_num_type]
     scales = _scale_shape(rows, x.shape[1], mode, scale)
     return (
-        x.new_empty(dims, dtype=dtype), x.new_empty([places], dtype=torch.int32),
+        x.new_empty(dims, dtype=dtype),
+        x.new_empty([places], dtype=torch.int32),
         x.new_empty(counts if expert_tokens_num_flag else [], dtype=torch.int64),
         x.new_empty(scales, dtype=_scale_type(mode, scale)),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -190,16 +201,27 @@ def _quantised(
     "int active_num=-1, int expert_capacity=-1, int expert_num=-1, int drop_pad_mode=0, "
     "int expert_tokens_num_type=0, bool expert_tokens_num_flag=False, int quant_mode=-1, "
     "int[2] active_expert_range=[], int row_idx_type=0, int? x_dtype=None) "
-    "-> (Tensor, Tensor, Tensor, Tensor)", _fake,
-    form=Form("MoeInitRoutingV3", unused=("x_dtype",)),
-)  # fmt: skip
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _fake,
+    form=GeForm("MoeInitRoutingV3", unused=("x_dtype",)),
+)
 def init_routing(
-    x: Tensor, expert_idx: Tensor, *, scale: Tensor | None = None, offset: Tensor | None = None,
-    active_num: int = -1, expert_capacity: int = -1, expert_num: int = -1,
-    drop_pad_mode: int = 0, expert_tokens_num_type: int = ENDS,
-    expert_tokens_num_flag: bool = False, quant_mode: int = -1,
-    active_expert_range: Sequence[int] = (), row_idx_type: int = 0, x_dtype: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    expert_idx: Tensor,
+    *,
+    scale: Tensor | None = None,
+    offset: Tensor | None = None,
+    active_num: int = -1,
+    expert_capacity: int = -1,
+    expert_num: int = -1,
+    drop_pad_mode: int = 0,
+    expert_tokens_num_type: int = ENDS,
+    expert_tokens_num_flag: bool = False,
+    quant_mode: int = -1,
+    active_expert_range: Sequence[int] = (),
+    row_idx_type: int = 0,
+    x_dtype: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens repeated for each of their experts in the order of these; where each pair of token and
     choice went (or with `row_idx_type` 1 which pair each row is of); rows of each expert; scales.
 

@@ -63,10 +63,15 @@ def init_routing(
     "Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor"
 )
 def finalize_routing(
-    expanded: Tensor, skip1: Tensor | None, skip2: Tensor | None, bias: Tensor | None,
-    scales: Tensor | None, rows: Tensor, experts: Tensor | None,
+    expanded: Tensor,
+    skip1: Tensor | None,
+    skip2: Tensor | None,
+    bias: Tensor | None,
+    scales: Tensor | None,
+    rows: Tensor,
+    experts: Tensor | None,
     drop_pad_mode: int | None = COLUMNS,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The sum over the experts of a token of scale * (its row + the expert's bias), and skips."""
     mode = drop_pad_mode or COLUMNS
     if mode not in (COLUMNS, COLUMNS_PADDED, ROWS, ROWS_PADDED):

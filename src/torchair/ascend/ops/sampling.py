@@ -26,9 +26,7 @@ def _without_small(values: Tensor, p: Tensor, is_logits: bool = True) -> Tensor:
     return values.masked_fill(dropped, -torch.inf)
 
 
-@OPERATORS.add(
-    "npu_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor", like(0)
-)
+@OPERATORS.add("npu_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor", like(0))
 def top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None = None) -> Tensor:
     """-inf where a logit is below the k-th largest of its row, and where the smallest ones together
     weigh no more than 1 - p. The largest stays."""
@@ -46,9 +44,15 @@ _NAME = "npu_top_k_top_p_sample"
 
 
 def _fake_sample(
-    logits: Any, top_k: Any, top_p: Any, q: Any = None, eps: float | None = 1e-8,
-    is_need_logits: bool | None = False, *rest: Any, **more: Any,
-) -> Any:  # fmt: skip
+    logits: Any,
+    top_k: Any,
+    top_p: Any,
+    q: Any = None,
+    eps: float | None = 1e-8,
+    is_need_logits: bool | None = False,
+    *rest: Any,
+    **more: Any,
+) -> Any:
     shown = logits.shape if is_need_logits else [0]
     return (
         logits.new_empty([logits.shape[0]], dtype=torch.int64),
@@ -60,15 +64,23 @@ def _fake_sample(
     f"{_NAME}(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, float? eps=1e-8, "
     "bool? is_need_logits=False, int? top_k_guess=32, Tensor? min_ps=None, int? ks_max=1024, "
     "bool? input_is_logits=True, str? post_sample='qSample', Generator? generator=None) "
-    "-> (Tensor, Tensor)", _fake_sample,
-)  # fmt: skip
+    "-> (Tensor, Tensor)",
+    _fake_sample,
+)
 def top_k_top_p_sample(
-    logits: Tensor, top_k: Tensor, top_p: Tensor, q: Tensor | None = None,
-    eps: float | None = 1e-8, is_need_logits: bool | None = False, top_k_guess: int | None = 32,
-    min_ps: Tensor | None = None, ks_max: int | None = 1024,
-    input_is_logits: bool | None = True, post_sample: str | None = "qSample",
+    logits: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    q: Tensor | None = None,
+    eps: float | None = 1e-8,
+    is_need_logits: bool | None = False,
+    top_k_guess: int | None = 32,
+    min_ps: Tensor | None = None,
+    ks_max: int | None = 1024,
+    input_is_logits: bool | None = True,
+    post_sample: str | None = "qSample",
     generator: Any = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """A token for each row, among those that top k, top p and min p leave: the one of the largest
     weight over `q` (numbers of an exponential distribution), or the largest without `q`. The
     second result are the masked logits.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torchair.ascend.ops import formats, mx
-from torchair.ascend.ops.formats import E1M2, E2M1, E4M3, E5M2, HIFLOAT8, Format, format_of
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.formats import E1M2, E2M1, E4M3, E5M2, HIFLOAT8, NumberFormat, format_of
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import (
     INT4_IN_INT32,
     Gradient,
@@ -48,13 +48,18 @@ def _fake_max(
 
 @OPERATORS.add(
     'npu_quant_max(Tensor x, Tensor scale, *, str round_mode="rint", int dst_dtype=291, '
-    "Tensor? group_list=None) -> (Tensor, Tensor)", _fake_max,
-    form=Form("QuantMax", {"dst_type": "dst_dtype"}, ("dst_type",)),
-)  # fmt: skip
+    "Tensor? group_list=None) -> (Tensor, Tensor)",
+    _fake_max,
+    form=GeForm("QuantMax", {"dst_type": "dst_dtype"}, ("dst_type",)),
+)
 def quant_max(
-    x: Tensor, scale: Tensor, *, round_mode: str = "rint", dst_dtype: int = 291,
+    x: Tensor,
+    scale: Tensor,
+    *,
+    round_mode: str = "rint",
+    dst_dtype: int = 291,
     group_list: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """x / scale in eight bits, and the largest absolute value; for groups of rows, which end where
     `group_list` says, with a scale for each."""
     kind = format_of("npu_quant_max", "dst_dtype", dst_dtype, _FLOATS)
@@ -96,13 +101,18 @@ def _group_type(dst_dtype: Any) -> torch.dtype:
 
 @OPERATORS.add(
     "npu_group_quant(Tensor x, Tensor scale, Tensor group_index, *, Tensor? offset=None, "
-    "ScalarType? dst_dtype=None) -> Tensor", _fake_group_quant,
-    form=Form("GroupQuant", {"dst_type": "dst_dtype"}, ("dst_type",)),
-)  # fmt: skip
+    "ScalarType? dst_dtype=None) -> Tensor",
+    _fake_group_quant,
+    form=GeForm("GroupQuant", {"dst_type": "dst_dtype"}, ("dst_type",)),
+)
 def group_quant(
-    x: Tensor, scale: Tensor, group_index: Tensor, *, offset: Tensor | None = None,
+    x: Tensor,
+    scale: Tensor,
+    group_index: Tensor,
+    *,
+    offset: Tensor | None = None,
     dst_dtype: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """round(x * scale + offset) with the scales of the group that a row belongs to."""
     kind = _group_type(dst_dtype)
     if kind == INT4 and x.shape[-1] % INT4_IN_INT32:
@@ -116,7 +126,7 @@ def group_quant(
 _ROTATED = (E2M1, E5M2, E4M3)
 
 
-def _rotated_type(dst_dtype: Any) -> tuple[torch.dtype | None, Format | None]:
+def _rotated_type(dst_dtype: Any) -> tuple[torch.dtype | None, NumberFormat | None]:
     """The integer type of the result, or its float format."""
     if dst_dtype in (None, 1, 16, 258, 285):
         return (INT4 if dst_dtype in (16, 285) else torch.int8), None
@@ -138,14 +148,22 @@ def _fake_rotate(x: Any, rotation: Any, *, dst_dtype: Any = None, **others: Any)
 @OPERATORS.add(
     "npu_rotate_quant(Tensor x, Tensor rotation, *, Tensor? alpha=None, int? dst_dtype=None, "
     'int? axis=-1, str? round_mode="rint", int? scale_alg=0, float? dst_type_max=0.0, '
-    "bool? transpose_y=False) -> (Tensor, Tensor)", _fake_rotate,
-    form=Form("RotateQuant", {"y_dtype": "dst_dtype"}, ("y_dtype",), fixed={"alpha": 0.0}),
-)  # fmt: skip
+    "bool? transpose_y=False) -> (Tensor, Tensor)",
+    _fake_rotate,
+    form=GeForm("RotateQuant", {"y_dtype": "dst_dtype"}, ("y_dtype",), fixed={"alpha": 0.0}),
+)
 def rotate_quant(
-    x: Tensor, rotation: Tensor, *, alpha: Tensor | None = None, dst_dtype: int | None = None,
-    axis: int | None = -1, round_mode: str | None = "rint", scale_alg: int | None = 0,
-    dst_type_max: float | None = 0.0, transpose_y: bool | None = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    rotation: Tensor,
+    *,
+    alpha: Tensor | None = None,
+    dst_dtype: int | None = None,
+    axis: int | None = -1,
+    round_mode: str | None = "rint",
+    scale_alg: int | None = 0,
+    dst_type_max: float | None = 0.0,
+    transpose_y: bool | None = False,
+) -> tuple[Tensor, Tensor]:
     """Pieces of each row times a rotation, in the type of x, then quantised: to integers with a
     scale for each row, or to blocks with shared scales."""
     name = "npu_rotate_quant"
@@ -157,10 +175,15 @@ def rotate_quant(
     if x.shape[-1] % size:
         raise wrong(name, "rotation", f"{x.shape[-1]} features have no pieces of {size}")
     pieces = x.to(torch.float32).unflatten(-1, (-1, size))
-    turned = torch.einsum(
-        "...pk,pkn->...pn" if rotation.dim() == 3 else "...pk,kn->...pn", pieces,
-        rotation.to(torch.float32),
-    ).flatten(-2).to(x.dtype)  # fmt: skip
+    turned = (
+        torch.einsum(
+            "...pk,pkn->...pn" if rotation.dim() == 3 else "...pk,kn->...pn",
+            pieces,
+            rotation.to(torch.float32),
+        )
+        .flatten(-2)
+        .to(x.dtype)
+    )
     whole, kind = _rotated_type(dst_dtype)
     if kind is not None:
         mx.check_mx(name, dst_dtype, round_mode or "rint", scale_alg)
@@ -172,9 +195,13 @@ def rotate_quant(
 
 
 def _fake_kronecker(
-    x: Any, p1: Any, p2: Any, clip: float | None = None, dst_dtype: int | None = None,
+    x: Any,
+    p1: Any,
+    p2: Any,
+    clip: float | None = None,
+    dst_dtype: int | None = None,
     most: float | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     if dst_dtype == 296:
         rows = x.new_empty([x.shape[0], x.shape[1] * x.shape[2]], dtype=torch.uint8)
         dims, scales = formats.stored_dims(E2M1, rows.shape), mx.scale_dims(rows.shape)
@@ -186,13 +213,18 @@ def _fake_kronecker(
 @OPERATORS.add(
     "npu_kronecker_quant(Tensor x, Tensor kronecker_p1, Tensor kronecker_p2, "
     "float? clip_ratio=None, int? dst_dtype=None, float? dst_type_max=None) "
-    "-> (Tensor out, Tensor quant_scale)", _fake_kronecker,
-    form=Form("FlatQuant", types=("dst_dtype",)),
-)  # fmt: skip
+    "-> (Tensor out, Tensor quant_scale)",
+    _fake_kronecker,
+    form=GeForm("FlatQuant", types=("dst_dtype",)),
+)
 def kronecker_quant(
-    x: Tensor, kronecker_p1: Tensor, kronecker_p2: Tensor, clip_ratio: float | None = None,
-    dst_dtype: int | None = None, dst_type_max: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    kronecker_p1: Tensor,
+    kronecker_p2: Tensor,
+    clip_ratio: float | None = None,
+    dst_dtype: int | None = None,
+    dst_type_max: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """p1 @ x @ p2 for each matrix, as four-bit integers with one scale for each, or as float4 with
     shared scales."""
     name, clip = "npu_kronecker_quant", 1.0 if clip_ratio is None else clip_ratio
@@ -214,9 +246,13 @@ def kronecker_quant(
 
 
 def _fake_anti(
-    x: Any, scale: Any, *, offset: Any = None, dst_dtype: int | None = None,
+    x: Any,
+    scale: Any,
+    *,
+    offset: Any = None,
+    dst_dtype: int | None = None,
     src_dtype: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     dims = list(x.shape)
     if x.dtype == torch.int32:
         dims[-1] = dims[-1] * INT4_IN_INT32
@@ -226,14 +262,24 @@ def _fake_anti(
 
 @OPERATORS.add(
     "npu_anti_quant(Tensor x, Tensor scale, *, Tensor? offset=None, int? dst_dtype=None, "
-    "int? src_dtype=None) -> Tensor", _fake_anti,
-    form=Form("AscendAntiQuantV2", {"dst_type": "dst_dtype"}, ("dst_type",),
-              fixed={"sqrt_mode": False}, unused=("src_dtype",)),
-)  # fmt: skip
+    "int? src_dtype=None) -> Tensor",
+    _fake_anti,
+    form=GeForm(
+        "AscendAntiQuantV2",
+        {"dst_type": "dst_dtype"},
+        ("dst_type",),
+        fixed={"sqrt_mode": False},
+        unused=("src_dtype",),
+    ),
+)
 def anti_quant(
-    x: Tensor, scale: Tensor, *, offset: Tensor | None = None, dst_dtype: int | None = None,
+    x: Tensor,
+    scale: Tensor,
+    *,
+    offset: Tensor | None = None,
+    dst_dtype: int | None = None,
     src_dtype: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(x + offset) * scale of int8, four-bit integers in int32, float8, and HiFloat8 in bytes."""
     if x.dtype == torch.int32:
         values = unpack_int4(x).to(torch.float32)
@@ -253,13 +299,21 @@ def anti_quant(
     lambda x, w, a, b, output_dtype=None: x.new_empty(
         x.shape, dtype=dtype_of("npu_dequant_bias", "output_dtype", output_dtype or torch.float16)
     ),
-    form=Form("DequantBias", {"activate_scale": "activation_scale"}, ("output_dtype",),
-              defaults={"output_dtype": torch.float16}),
-)  # fmt: skip
+    form=GeForm(
+        "DequantBias",
+        {"activate_scale": "activation_scale"},
+        ("output_dtype",),
+        defaults={"output_dtype": torch.float16},
+    ),
+)
 def dequant_bias(
-    x: Tensor, weight_scale: Tensor, activation_scale: Tensor | None, bias: Tensor | None, *,
+    x: Tensor,
+    weight_scale: Tensor,
+    activation_scale: Tensor | None,
+    bias: Tensor | None,
+    *,
     output_dtype: Any = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Whole sums times scales of columns and rows; a bias of integers is added before that, another
     one after it."""
     dtype = dtype_of("npu_dequant_bias", "output_dtype", output_dtype or torch.float16)
@@ -284,9 +338,9 @@ _CAST = {285: INT4, 290: HIFLOAT8, 296: E2M1, 297: E1M2}
 def _fake_cast(self: Any, dtype: Any, input_dtype: int | None = None) -> Any:
     dims = list(self.shape)
     source, target = _CAST.get(input_dtype or 0), _CAST.get(dtype)
-    if isinstance(source, Format):
+    if isinstance(source, NumberFormat):
         dims[-1] = dims[-1] * source.packed
-    if isinstance(target, Format):
+    if isinstance(target, NumberFormat):
         return self.new_empty(formats.stored_dims(target, dims), dtype=torch.uint8)
     if target == INT4:
         return self.new_empty([*dims[:-1], dims[-1] // 2], dtype=torch.uint8)
@@ -302,14 +356,15 @@ def _keep_type(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 @OPERATORS.add(
-    "npu_dtype_cast(Tensor self, int dtype, int? input_dtype=None) -> Tensor", _fake_cast,
+    "npu_dtype_cast(Tensor self, int dtype, int? input_dtype=None) -> Tensor",
+    _fake_cast,
     Gradient(_keep_type, _cast_back),
 )
 def dtype_cast(self: Tensor, dtype: int, input_dtype: int | None = None) -> Tensor:
     """Values in another type; from and to types that torch does not have in bytes."""
     source, target = _CAST.get(input_dtype or 0), _CAST.get(dtype)
-    values = formats.decode(self, source) if isinstance(source, Format) else self
-    if isinstance(target, Format):
+    values = formats.decode(self, source) if isinstance(source, NumberFormat) else self
+    if isinstance(target, NumberFormat):
         if values.shape[-1] % target.packed:
             raise wrong("npu_dtype_cast", "self", "values of four bits do not fill bytes")
         mode = "round" if target is HIFLOAT8 else "rint"
@@ -326,7 +381,7 @@ def dtype_cast(self: Tensor, dtype: int, input_dtype: int | None = None) -> Tens
     lambda grad, dtype, grad_dtype=None, input_dtype=None: _fake_cast(
         grad, dtype if input_dtype is None else input_dtype, grad_dtype
     ),
-)  # fmt: skip
+)
 def _dtype_cast_backward(
     grad: Tensor, dtype: Any, grad_dtype: int | None = None, input_dtype: int | None = None
 ) -> Tensor:

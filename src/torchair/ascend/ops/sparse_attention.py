@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchair.ascend.ops.forms import Form
+from torchair.ascend.ops.forms import GeForm
 from torchair.ascend.ops.library import NpuOperators, refuse_given, wide, wrong
 
 Tensor = torch.Tensor
@@ -35,9 +35,14 @@ class _Batches:
     """Sequences of queries and keys, from layouts and lengths."""
 
     def __init__(
-        self, operator: str, query: Tensor, key: Tensor, layouts: tuple[str, str],
-        lengths: tuple[Tensor | None, Tensor | None], table: Tensor | None,
-    ) -> None:  # fmt: skip
+        self,
+        operator: str,
+        query: Tensor,
+        key: Tensor,
+        layouts: tuple[str, str],
+        lengths: tuple[Tensor | None, Tensor | None],
+        table: Tensor | None,
+    ) -> None:
         self.operator, self.table = operator, table
         self.query_layout, self.key_layout = layouts
         known = {"BSND", "TND"}
@@ -99,12 +104,22 @@ def _check(operator: str, mode: int, pre_tokens: int, next_tokens: int) -> None:
 
 
 def _chosen(
-    operator: str, query: Tensor, key: Tensor, weights: Tensor, *,
-    actual_seq_lengths_query: Tensor | None = None, actual_seq_lengths_key: Tensor | None = None,
-    block_table: Tensor | None = None, layout_query: str = "BSND", layout_key: str = "BSND",
-    sparse_count: int = 2048, sparse_mode: int = _CAUSAL, pre_tokens: int = _NO_LIMIT,
-    next_tokens: int = _NO_LIMIT, scales: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    operator: str,
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    *,
+    actual_seq_lengths_query: Tensor | None = None,
+    actual_seq_lengths_key: Tensor | None = None,
+    block_table: Tensor | None = None,
+    layout_query: str = "BSND",
+    layout_key: str = "BSND",
+    sparse_count: int = 2048,
+    sparse_mode: int = _CAUSAL,
+    pre_tokens: int = _NO_LIMIT,
+    next_tokens: int = _NO_LIMIT,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Positions, the best first and -1 behind the last, and their scores."""
     _check(operator, sparse_mode, pre_tokens, next_tokens)
     lengths = actual_seq_lengths_query, actual_seq_lengths_key
@@ -134,9 +149,12 @@ def _chosen(
 
 
 def _fake_index(
-    query: Tensor, *given: Any, sparse_count: int = 2048, return_value: bool = False,
+    query: Tensor,
+    *given: Any,
+    sparse_count: int = 2048,
+    return_value: bool = False,
     **options: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     dims = (*query.shape[:-2], 1, sparse_count)
     return query.new_empty(dims, dtype=torch.int32), query.new_empty(dims if return_value else (0,))
 
@@ -150,9 +168,10 @@ _INDEX_OPTIONS = (
 
 @OPERATORS.add(
     f"npu_lightning_indexer(Tensor query, Tensor key, Tensor weights, {_INDEX_OPTIONS}, "
-    "bool return_value=False) -> (Tensor, Tensor)", _fake_index,
-    form=Form("LightningIndexer", {"return_values": "return_value"}),
-)  # fmt: skip
+    "bool return_value=False) -> (Tensor, Tensor)",
+    _fake_index,
+    form=GeForm("LightningIndexer", {"return_values": "return_value"}),
+)
 def lightning_indexer(
     query: Tensor, key: Tensor, weights: Tensor, *, return_value: bool = False, **options: Any
 ) -> tuple[Tensor, Tensor]:
@@ -169,19 +188,28 @@ def lightning_indexer(
     lambda query, *given, query_dtype=None, key_dtype=None, **options: _fake_index(
         query, **options
     )[0],
-    form=Form("QuantLightningIndexer", unused=("query_dtype", "key_dtype")),
+    form=GeForm("QuantLightningIndexer", unused=("query_dtype", "key_dtype")),
 )
 def quant_lightning_indexer(
-    query: Tensor, key: Tensor, weights: Tensor, query_dequant_scale: Tensor,
-    key_dequant_scale: Tensor, query_quant_mode: int, key_quant_mode: int, *,
-    query_dtype: int | None = None, key_dtype: int | None = None, **options: Any,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    query_dequant_scale: Tensor,
+    key_dequant_scale: Tensor,
+    query_quant_mode: int,
+    key_quant_mode: int,
+    *,
+    query_dtype: int | None = None,
+    key_dtype: int | None = None,
+    **options: Any,
+) -> Tensor:
     """The same of quantised queries and keys, with a scale for each token and head."""
     name = "npu_quant_lightning_indexer"
     refuse_given(name, query_dtype=query_dtype, key_dtype=key_dtype)
     for argument, mode in (
-        ("query_quant_mode", query_quant_mode), ("key_quant_mode", key_quant_mode),
-    ):  # fmt: skip
+        ("query_quant_mode", query_quant_mode),
+        ("key_quant_mode", key_quant_mode),
+    ):
         if mode != 0:
             raise wrong(name, argument, f"is {mode}, known is 0")
     scales = query_dequant_scale, key_dequant_scale
@@ -227,9 +255,13 @@ class _Sparse:
 
 
 def _attended(
-    sparse: _Sparse, batches: _Batches, query: Tensor, keys: Sequence[Tensor],
-    values: Tensor, indices: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    sparse: _Sparse,
+    batches: _Batches,
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Tensor,
+    indices: Tensor,
+) -> tuple[Tensor, ...]:
     """Results, (tokens, heads, features), and the largest scores and sums, (tokens, heads)."""
     layout, kind = batches.query_layout, wide(query.dtype)
     rows, chosen = batches.rows(query, layout), batches.rows(indices, layout)
@@ -246,9 +278,14 @@ def _attended(
 
 
 def _fake_sparse(
-    query: Tensor, key: Tensor, value: Tensor, *given: Any, return_softmax_lse: bool = False,
-    layout_query: str = "BSND", **options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *given: Any,
+    return_softmax_lse: bool = False,
+    layout_query: str = "BSND",
+    **options: Any,
+) -> tuple[Tensor, ...]:
     *tokens, heads, _ = query.shape
     dims = (tokens[0], 1, tokens[1], heads) if layout_query == "BSND" else (1, tokens[0], heads)
     statistics = dims if return_softmax_lse else (0,)
@@ -262,18 +299,32 @@ def _fake_sparse(
     "Tensor? actual_seq_lengths_kv=None, Tensor? query_rope=None, Tensor? key_rope=None, "
     'int sparse_block_size=1, str layout_query="BSND", str layout_kv="BSND", '
     f"int sparse_mode=3, {_LIMITS}, int attention_mode=0, bool return_softmax_lse=False, "
-    "Tensor? sinks=None) -> (Tensor, Tensor, Tensor)", _fake_sparse,
-    form=Form("SparseFlashAttention"),
-)  # fmt: skip
+    "Tensor? sinks=None) -> (Tensor, Tensor, Tensor)",
+    _fake_sparse,
+    form=GeForm("SparseFlashAttention"),
+)
 def sparse_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, scale_value: float, *,
-    block_table: Tensor | None = None, actual_seq_lengths_query: Tensor | None = None,
-    actual_seq_lengths_kv: Tensor | None = None, query_rope: Tensor | None = None,
-    key_rope: Tensor | None = None, sparse_block_size: int = 1, layout_query: str = "BSND",
-    layout_kv: str = "BSND", sparse_mode: int = _CAUSAL, pre_tokens: int = _NO_LIMIT,
-    next_tokens: int = _NO_LIMIT, attention_mode: int = 0, return_softmax_lse: bool = False,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale_value: float,
+    *,
+    block_table: Tensor | None = None,
+    actual_seq_lengths_query: Tensor | None = None,
+    actual_seq_lengths_kv: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    sparse_block_size: int = 1,
+    layout_query: str = "BSND",
+    layout_kv: str = "BSND",
+    sparse_mode: int = _CAUSAL,
+    pre_tokens: int = _NO_LIMIT,
+    next_tokens: int = _NO_LIMIT,
+    attention_mode: int = 0,
+    return_softmax_lse: bool = False,
     sinks: Tensor | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     """Attention of each query over its chosen keys; with further features of queries and keys for
     the scores. One key head."""
     name = "npu_sparse_flash_attention"
@@ -311,22 +362,37 @@ _SCALE_BYTES = 4
     lambda query, *given, rope_head_dim=64, **options: query.new_empty(
         (*query.shape[:-1], query.shape[-1] - rope_head_dim)
     ),
-    form=Form("KvQuantSparseFlashAttention", unused=("key_dtype", "value_dtype")),
+    form=GeForm("KvQuantSparseFlashAttention", unused=("key_dtype", "value_dtype")),
 )
 def kv_quant_sparse_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, scale_value: float,
-    key_quant_mode: int, value_quant_mode: int, *, tile_size: int = 128, rope_head_dim: int = 64,
-    quant_scale_repo_mode: int = 1, key_dequant_scale: Tensor | None = None,
-    value_dequant_scale: Tensor | None = None, key_dtype: int | None = None,
-    value_dtype: int | None = None, attention_mode: int = 0, **options: Any,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale_value: float,
+    key_quant_mode: int,
+    value_quant_mode: int,
+    *,
+    tile_size: int = 128,
+    rope_head_dim: int = 64,
+    quant_scale_repo_mode: int = 1,
+    key_dequant_scale: Tensor | None = None,
+    value_dequant_scale: Tensor | None = None,
+    key_dtype: int | None = None,
+    value_dtype: int | None = None,
+    attention_mode: int = 0,
+    **options: Any,
+) -> Tensor:
     """The same, where a key is bytes: quantised features, further features in the type of the
     queries, and a scale for each tile of the quantised ones. Values are the quantised features."""
     name = "npu_kv_quant_sparse_flash_attention"
     refuse_given(
-        name, key_dequant_scale=key_dequant_scale, value_dequant_scale=value_dequant_scale,
-        key_dtype=key_dtype, value_dtype=value_dtype,
-    )  # fmt: skip
+        name,
+        key_dequant_scale=key_dequant_scale,
+        value_dequant_scale=value_dequant_scale,
+        key_dtype=key_dtype,
+        value_dtype=value_dtype,
+    )
     if key.dtype not in _BYTES:
         raise wrong(name, "key", f"is {key.dtype}, known are int8 and float8_e4m3fn")
     if quant_scale_repo_mode != 1:
@@ -339,6 +405,12 @@ def kv_quant_sparse_flash_attention(
     scales = scales.contiguous().view(torch.float32).repeat_interleave(tile_size, -1)
     latent = (plain * scales).to(query.dtype)
     return sparse_flash_attention(
-        query[..., :width], latent, latent, sparse_indices, scale_value,
-        query_rope=query[..., width:], key_rope=rope, **options,
-    )[0]  # fmt: skip
+        query[..., :width],
+        latent,
+        latent,
+        sparse_indices,
+        scale_value,
+        query_rope=query[..., width:],
+        key_rope=rope,
+        **options,
+    )[0]

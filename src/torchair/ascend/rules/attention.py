@@ -20,9 +20,11 @@ NPU_ATTENTION = RuleSet()
 _BY_HEADS = ("BNSD", "BNSD_BSND")
 _LAYOUTS = ("BSH", "BSND", "BNSD")
 _ATTRS = {
-    "heads": "num_heads", "key_heads": "num_key_value_heads", "scale": "scale_value",
+    "heads": "num_heads",
+    "key_heads": "num_key_value_heads",
+    "scale": "scale_value",
     "layout": "input_layout",
-}  # fmt: skip
+}
 _WINDOW = {"mode": "sparse_mode", "before": "pre_tokens", "after": "next_tokens"}
 _PORTS = {"shift": "pse_shift", "mask": "atten_mask"}
 
@@ -162,10 +164,17 @@ class _ByHeads:
         key = self._by_heads(self.key, self.key_heads, self.span, self.width)
         value = self._by_heads(self.value, self.key_heads, self.span, self.value_width)
         out, _ = ge.FusedInferAttentionScore(
-            query, [key], [value], self._shift(), num_heads=self.heads, scale=self.scale,
-            input_layout="BNSD_BSND" if last else "BNSD", num_key_value_heads=self.key_heads,
-            sparse_mode=CAUSAL if self.causal else DEFAULT, softmax_lse_flag=False,
-        )  # fmt: skip
+            query,
+            [key],
+            [value],
+            self._shift(),
+            num_heads=self.heads,
+            scale=self.scale,
+            input_layout="BNSD_BSND" if last else "BNSD",
+            num_key_value_heads=self.key_heads,
+            sparse_mode=CAUSAL if self.causal else DEFAULT,
+            softmax_lse_flag=False,
+        )
         if self.out_layout == "BSH":
             dims = (self.batch, self.length, self.heads * self.value_width)
             out = ge.Reshape(out, _one_open(dims, self.query))

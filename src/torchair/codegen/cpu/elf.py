@@ -42,7 +42,7 @@ class Relocation:
 
 
 @dataclass
-class Section:
+class ElfSection:
     """What is in memory when the code runs."""
 
     index: int
@@ -58,7 +58,7 @@ class ObjectCode:
     """One file."""
 
     arch: str
-    sections: list[Section]
+    sections: list[ElfSection]
     symbols: list[Symbol]
 
 
@@ -87,7 +87,7 @@ def _read(data: bytes) -> ObjectCode:
         if flags & _WRITABLE or head[1] == _NO_BITS:
             raise BadObject(f"{name} is data that code could write to")
         content = _contents(data, head)
-        sections[k] = Section(k, name, content, max(alignment, 1), bool(flags & _EXECUTABLE))
+        sections[k] = ElfSection(k, name, content, max(alignment, 1), bool(flags & _EXECUTABLE))
     table = next((h for h in heads if h[1] == _SYMBOLS), None)
     symbols = [] if table is None else _symbols(data, table, heads)
     for head in heads:
@@ -107,9 +107,7 @@ def _name(texts: bytes, at: int) -> str:
     return texts[at : texts.index(b"\0", at)].decode()
 
 
-def _symbols(
-    data: bytes, table: tuple[int, ...], heads: list[tuple[int, ...]]
-) -> list[Symbol]:
+def _symbols(data: bytes, table: tuple[int, ...], heads: list[tuple[int, ...]]) -> list[Symbol]:
     texts = _contents(data, heads[table[6]])
     found = []
     for name, info, _, section, value, _ in _SYMBOL.iter_unpack(_contents(data, table)):

@@ -221,11 +221,21 @@ def _hash_text(name: str, linkage: str) -> str:
         ]
     weights = ", ".join(f"i64 {(k + 1) * _WEIGHT % 2**63 | 1}" for k in range(_LANES))
     return filled(
-        _HASH_TEXT, NAME=name, LINKAGE=linkage, PHIS="\n".join(phis), STEPS="\n".join(steps),
-        JOINED="\n".join(joined), ROUND=str(row * _ROWS), ROWBYTES=str(row), VECTOR=_VECTOR,
-        WIDE=_WIDE, BYTEFACTOR=str(_BYTE_FACTOR), FACTORS=_splat(_FACTOR),
-        WEIGHTS=f"<{weights}>", LANES=str(_LANES),
-    )  # fmt: skip
+        _HASH_TEXT,
+        NAME=name,
+        LINKAGE=linkage,
+        PHIS="\n".join(phis),
+        STEPS="\n".join(steps),
+        JOINED="\n".join(joined),
+        ROUND=str(row * _ROWS),
+        ROWBYTES=str(row),
+        VECTOR=_VECTOR,
+        WIDE=_WIDE,
+        BYTEFACTOR=str(_BYTE_FACTOR),
+        FACTORS=_splat(_FACTOR),
+        WEIGHTS=f"<{weights}>",
+        LANES=str(_LANES),
+    )
 
 
 def _splat(number: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen import kept
+from torchair.codegen import kernel_cache
 from torchair.codegen.cpu.image import MappedImage
 from torchair.codegen.cpu.processors import (
     Processor,
@@ -63,9 +63,17 @@ def describe(name: str, has: dict[str, bool], features: str, arch: str) -> Machi
             return Machine(name, features, 512, 32, fma=True, arch="aarch64")
         pairs, bytes_, matrices = (bool(has.get(f)) for f in ("bf16", "dotprod", "i8mm"))
         return Machine(
-            name, features, 128, 32, pairs, bytes_, True, "aarch64",
-            mmla_bf16=pairs, mmla_i8=matrices,
-        )  # fmt: skip
+            name,
+            features,
+            128,
+            32,
+            pairs,
+            bytes_,
+            True,
+            "aarch64",
+            mmla_bf16=pairs,
+            mmla_i8=matrices,
+        )
     if all(has.get(f) for f in ("avx512f", "avx512bw", "avx512dq", "avx512vl")):
         pairs, bytes_ = (bool(has.get(f"avx512{kind}")) for kind in ("bf16", "vnni"))
         tiles = [bool(has.get("amx-tile") and has.get(f"amx-{kind}")) for kind in ("bf16", "int8")]
@@ -117,7 +125,7 @@ class Library:
     def fetch(self, keys: Mapping[str, str]) -> bool:
         """Have the code of kernels whose text nobody has, from the disk: keys by names of kernels.
         False if some are not there."""
-        store = kept.in_use()
+        store = kernel_cache.in_use()
         with self._lock:
             new = {e: key for e, key in keys.items() if e not in self._addresses}
             found = [] if store is None else [store.get(key) for key in new.values()]
@@ -149,7 +157,7 @@ def compile_all(library: Library, kernels: Iterable[Kernel]) -> None:
     for done, part in enumerate(parts):
         _compile_part(library, part)
         if time.perf_counter() - start > _PATIENCE and done + 1 < len(parts):
-            for rest in _told(parts[done + 1 :]):
+            for rest in _with_progress(parts[done + 1 :]):
                 _compile_part(library, rest)
             return
 
@@ -168,7 +176,7 @@ def _compile_part(library: Library, part: list[Kernel]) -> None:
             raise BrokenKernels(errors) from e
 
 
-def _told(parts: list[list[Kernel]]) -> Iterable[list[Kernel]]:
+def _with_progress(parts: list[list[Kernel]]) -> Iterable[list[Kernel]]:
     from rich.console import Console  # takes a tenth of a second to import, and is seldom needed
     from rich.progress import track
 
@@ -189,7 +197,7 @@ def module_text(kernels: Iterable[Kernel], machine: Machine) -> str:
 
 def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
     """The object code of kernels, one by one, so that each is found again whatever is beside it."""
-    store = kept.in_use()
+    store = kernel_cache.in_use()
     made: list[bytes] = []
     target = None
     for kernel in kernels:
@@ -207,7 +215,7 @@ def _objects(kernels: Sequence[Kernel], machine: Machine) -> list[bytes]:
 
 def objects_for(kernels: Sequence[Kernel], processor: Processor) -> list[bytes]:
     """The object code of kernels for a processor that need not be here, to be linked."""
-    llvm, machine, store = binding(), processor.machine, kept.in_use()
+    llvm, machine, store = binding(), processor.machine, kernel_cache.in_use()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     target = llvm.Target.from_triple(processor.triple).create_target_machine(
@@ -217,7 +225,7 @@ def objects_for(kernels: Sequence[Kernel], processor: Processor) -> list[bytes]:
     made: list[bytes] = []
     for kernel in kernels:
         text = layout + module_text([kernel], machine)
-        key = kept.key_of("package", *made_with(machine), text)
+        key = kernel_cache.key_of("package", *made_with(machine), text)
         code = None if store is None else store.get(key)
         if code is None:
             code = target.emit_object(parse(text))
@@ -244,15 +252,17 @@ def key_of(kernel: Kernel, machine: Machine) -> str:
 
 
 def _key(text: str, machine: Machine) -> str:
-    return kept.key_of("cpu", *made_with(machine), text)
+    return kernel_cache.key_of("cpu", *made_with(machine), text)
 
 
 def _target_machine(machine: Machine) -> Any:
     """What generates code. The middle end of LLVM is skipped: vectors are explicit, and code
     generation alone gives the same speed in a third of the time."""
     host()  # initialises LLVM
-    return binding().Target.from_default_triple().create_target_machine(
-        cpu=machine.name, features=machine.features, opt=_LEVEL, jit=True
+    return (
+        binding()
+        .Target.from_default_triple()
+        .create_target_machine(cpu=machine.name, features=machine.features, opt=_LEVEL, jit=True)
     )
 
 

@@ -65,8 +65,8 @@ def known() -> dict[str, int] | None:
     reason = refusal()
     if reason is None:
         return _found()
-    if layout_probes() is not False and reason not in _told:
-        _told.add(reason)
+    if layout_probes() is not False and reason not in _warned:
+        _warned.add(reason)
         note(Fallback.NATIVE_GATE, f"arguments of calls are checked in Python: {reason}")
         warn_once(
             f"{reason}: arguments are checked in Python, which costs some microseconds a call. "
@@ -75,7 +75,7 @@ def known() -> dict[str, int] | None:
     return None
 
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 @cache
@@ -183,7 +183,7 @@ def _checks(found: dict[str, int], probe: torch.Tensor) -> list[tuple[str, Calla
         place = asked(name, ctypes.c_void_p)
         return tuple((ctypes.c_int64 * probe.dim()).from_address(place)) if probe.dim() else ()
 
-    def told(name: str, kind: Any, place: int) -> Any:
+    def called_with(name: str, kind: Any, place: int) -> Any:
         return ctypes.CFUNCTYPE(kind, ctypes.c_void_p)(found[name])(place)
 
     array, number = (ctypes.c_int64 * 2)(), 0.1
@@ -197,8 +197,14 @@ def _checks(found: dict[str, int], probe: torch.Tensor) -> list[tuple[str, Calla
         ("the type", lambda: asked("type.of", ctypes.c_int32) == type_code(probe.dtype)),
         ("the sizes", lambda: dims("sizes.of") == tuple(probe.shape)),
         ("the strides", lambda: dims("strides.of") == probe.stride()),
-        ("the version", lambda: told("version.of", ctypes.c_int64, handle) == probe._version),
-        ("the gradient", lambda: told("needs.grad", ctypes.c_bool, impl) == probe.requires_grad),
+        (
+            "the version",
+            lambda: called_with("version.of", ctypes.c_int64, handle) == probe._version,
+        ),
+        (
+            "the gradient",
+            lambda: called_with("needs.grad", ctypes.c_bool, impl) == probe.requires_grad,
+        ),
         ("an array", lambda: _word(id(array) + PAYLOAD) == ctypes.addressof(array)),
         ("a float", lambda: ctypes.c_double.from_address(id(number) + PAYLOAD).value == number),
     ]

@@ -12,7 +12,14 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from torchair.codegen.cpu.elf import BadObject, ObjectCode, Relocation, Section, Symbol, read_object
+from torchair.codegen.cpu.elf import (
+    BadObject,
+    ElfSection,
+    ObjectCode,
+    Relocation,
+    Symbol,
+    read_object,
+)
 
 PAGE = 1 << 16
 """Memory of code and of the table is protected apart: the largest page of any processor."""
@@ -113,7 +120,7 @@ class _Linking:
         if relocation.kind in self.calls and symbol.name not in self.stubs:
             self.stubs[symbol.name] = self._put(bytes(len(self.stub(0, 0))), _LINE)
 
-    def _apply(self, k: int, section: Section, relocation: Relocation, table: int) -> None:
+    def _apply(self, k: int, section: ElfSection, relocation: Relocation, table: int) -> None:
         symbol = relocation.symbol
         if relocation.kind in self.through_table:
             to = table + _WORD * self.imports[symbol.name]
@@ -189,16 +196,40 @@ def _aarch64_stub(at: int, slot: int) -> bytes:
 
 _ARCHES = {
     "x86_64": (
-        {2: _relative(4), 4: _relative(4), 9: _relative(4), 24: _relative(8), 41: _relative(4),
-         42: _relative(4)},
-        frozenset({9, 41, 42}), frozenset({4}), _x86_stub,
+        {
+            2: _relative(4),
+            4: _relative(4),
+            9: _relative(4),
+            24: _relative(8),
+            41: _relative(4),
+            42: _relative(4),
+        },
+        frozenset({9, 41, 42}),
+        frozenset({4}),
+        _x86_stub,
     ),
     "aarch64": (
-        {260: _relative(8), 261: _relative(4), 273: _branch(5, 19), 275: _adrp, 277: _low(0),
-         278: _low(0), 279: _branch(5, 14), 280: _branch(5, 19), 282: _branch(0, 26),
-         283: _branch(0, 26), 284: _low(1), 285: _low(2), 286: _low(3), 299: _low(4),
-         311: _adrp, 312: _low(3)},
-        frozenset({311, 312}), frozenset({282, 283}), _aarch64_stub,
+        {
+            260: _relative(8),
+            261: _relative(4),
+            273: _branch(5, 19),
+            275: _adrp,
+            277: _low(0),
+            278: _low(0),
+            279: _branch(5, 14),
+            280: _branch(5, 19),
+            282: _branch(0, 26),
+            283: _branch(0, 26),
+            284: _low(1),
+            285: _low(2),
+            286: _low(3),
+            299: _low(4),
+            311: _adrp,
+            312: _low(3),
+        },
+        frozenset({311, 312}),
+        frozenset({282, 283}),
+        _aarch64_stub,
     ),
-}  # fmt: skip
+}
 """By architecture: relocations that are known, those through the table, those of calls, stubs."""

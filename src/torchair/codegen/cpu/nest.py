@@ -15,19 +15,19 @@ from dataclasses import dataclass
 
 from torchair.codegen.cpu.matmul.tile import shuffle
 from torchair.codegen.loops import Access, Expr, Nest, expressions
-from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Loops
-from torchair.codegen.target import AS_EVER, Choices, Generated, Kernel, Way
+from torchair.codegen.sizes import BYTES
+from torchair.codegen.target import DEFAULT_CONFIG, Choices, Generated, Kernel, KernelConfig
 from torchair.codegen.text.memory import load_vector, memory_element
 from torchair.codegen.text.plan import NestPlan, make_plan
-from torchair.codegen.text.point import Slot
+from torchair.codegen.text.point import VectorSlot
 from torchair.codegen.text.unit import UnitWriter, static_slots
 from torchair.codegen.text.writer import KernelWriter, Machine, lanes_below, prefix_mask
 
 # ---- sharing units among threads ----
 
 
-Body = Callable[[list[str]], None]
+WriteUnit = Callable[[list[str]], None]
 """Writes a unit at a position of some axes."""
 
 
@@ -37,7 +37,7 @@ class Walk:
 
     unit: UnitWriter
     sizes: tuple[str, ...]
-    body: Body
+    body: WriteUnit
 
 
 class Walks:
@@ -61,7 +61,7 @@ class Walks:
             _share(walks)
 
 
-def share_units(unit: UnitWriter, sizes: Sequence[str], body: Body) -> None:
+def share_units(unit: UnitWriter, sizes: Sequence[str], body: WriteUnit) -> None:
     """Run the body for this thread's share of the positions of some axes."""
     _share([Walk(unit, tuple(sizes), body)])
 
@@ -82,7 +82,7 @@ def _share(walks: Sequence[Walk]) -> None:
         _side_by_side(walks, lambda body: _walk(w, low, high, sizes, body))
 
 
-def _side_by_side(walks: Sequence[Walk], run: Callable[[Body], None]) -> None:
+def _side_by_side(walks: Sequence[Walk], run: Callable[[WriteUnit], None]) -> None:
     with ExitStack() as scopes:
         for walk in walks:
             scopes.enter_context(walk.unit.point.scope())
@@ -95,7 +95,7 @@ def _side_by_side(walks: Sequence[Walk], run: Callable[[Body], None]) -> None:
         run(body)
 
 
-def _walk(w: KernelWriter, low: str, high: str, sizes: Sequence[str], body: Body) -> None:
+def _walk(w: KernelWriter, low: str, high: str, sizes: Sequence[str], body: WriteUnit) -> None:
     """Positions from one flat number to another: divided once, then counted."""
     real = [k for k, n in enumerate(sizes) if n != "1"]
     starts: dict[int, str] = {}
@@ -200,7 +200,7 @@ class CrossPrinter:
         index[self.axis] = w.add(across, positions[-2])
         first = w.add(along, w.mul(positions[-1], self.lanes))
         mask = lanes_below(w, w.sub(self.sizes[self.last], first))
-        self.unit.unit(index, (first, ""), [Slot(0, mask)])
+        self.unit.unit(index, (first, ""), [VectorSlot(0, mask)])
 
     def _square(self, positions: list[str]) -> None:
         w, point = self.w, self.unit.point
@@ -215,7 +215,7 @@ class CrossPrinter:
             index[self.axis] = w.add(start, loop.index)
             row = w.mul(loop.index, self.lanes)
             kept = {id(x): self._reader(x, square, row) for x, square in self.squares}
-            self.unit.unit(index, (first, ""), [Slot()], kept)
+            self.unit.unit(index, (first, ""), [VectorSlot()], kept)
 
     def _turn(self, place: Access, square: str) -> None:
         w, element = self.w, memory_element(place.dtype)
@@ -254,16 +254,22 @@ def loops_choices(request: Loops, machine: Machine) -> Choices:
     return {} if request.batch_invariant else {"bits": machine.narrower, "unroll": UNROLLED}
 
 
-def loops(request: Loops, machine: Machine, label: str, way: Way = AS_EVER) -> Generated:
+def loops(
+    request: Loops, machine: Machine, label: str, config: KernelConfig = DEFAULT_CONFIG
+) -> Generated:
     """The kernel of a nest. Its scratch memory is on the stack."""
-    unroll, invariant = way.number("unroll", 0), request.batch_invariant
+    unroll, invariant = config.integer("unroll", 0), request.batch_invariant
     return Generated(print_nest(request.nest, machine, label, request.more, unroll, invariant))
 
 
 def print_nest(
-    nest: Nest, machine: Machine, label: str = "nest", more: Sequence[Nest] = (), unroll: int = 0,
+    nest: Nest,
+    machine: Machine,
+    label: str = "nest",
+    more: Sequence[Nest] = (),
+    unroll: int = 0,
     batch_invariant: bool = False,
-) -> Kernel:  # fmt: skip
+) -> Kernel:
     """The kernel of a nest whose sizes and strides are ints or words. The last axis is the one
     that vectors lie along. A store must not change what another point of the nest loads. With
     `more`, one kernel does the work of several nests. `unroll` and
@@ -282,9 +288,7 @@ def _write(
     if crossed is not None:
         CrossPrinter(w, make_plan(nest, w.lanes, machine.fma, form=((), 1)), crossed).run()
         return
-    plan = make_plan(
-        nest, w.lanes, machine.fma, unroll=unroll, batch_invariant=batch_invariant
-    )
+    plan = make_plan(nest, w.lanes, machine.fma, unroll=unroll, batch_invariant=batch_invariant)
     if plan.row_limit is None:
         _Printer(w, plan, walks).run()
         return
@@ -326,16 +330,16 @@ class _Printer:
             assert isinstance(self.size, int)
             slots = static_slots(self.size, self.w.lanes)
             if reduced and not slots:  # the results of reducing nothing are stored
-                slots = [Slot(0, prefix_mask(self.w.lanes, 0))]
+                slots = [VectorSlot(0, prefix_mask(self.w.lanes, 0))]
             if slots:
                 self._units(self.outer_sizes, lambda p: self._unit(p, ("0", size), slots))
 
     def _unit(
-        self, positions: Sequence[str], bounds: tuple[str, str], slots: Sequence[Slot] = ()
+        self, positions: Sequence[str], bounds: tuple[str, str], slots: Sequence[VectorSlot] = ()
     ) -> None:
         self.unit.unit(dict(zip(self.outer, positions, strict=False)), bounds, slots)
 
-    def _units(self, sizes: Sequence[str], body: Body) -> None:
+    def _units(self, sizes: Sequence[str], body: WriteUnit) -> None:
         self.walks.add(Walk(self.unit, tuple(sizes), body))
 
     # ---- forms ----
@@ -376,7 +380,7 @@ class _Printer:
         """Reduced axes around the vector axis: units of several whole vectors, then the rest."""
         w, lanes = self.w, self.w.lanes
         step = self.plan.slots * lanes
-        slots = [Slot(k * lanes) for k in range(self.plan.slots)]
+        slots = [VectorSlot(k * lanes) for k in range(self.plan.slots)]
         size = w.size(self.size)
         full = w.div(size, step)
         if full != "0":
@@ -395,6 +399,6 @@ class _Printer:
         def rest(positions: list[str]) -> None:
             first = w.add(start, w.mul(positions[-1], lanes))
             mask = lanes_below(w, w.sub(size, first))
-            self._unit(positions[:-1], (first, size), [Slot(0, mask)])
+            self._unit(positions[:-1], (first, size), [VectorSlot(0, mask)])
 
         self._units([*self.outer_sizes, count], rest)

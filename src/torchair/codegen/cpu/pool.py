@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.requests import Pool
-from torchair.codegen.target import AS_EVER, Choices, Generated, Way
+from torchair.codegen.sizes import BYTES, STORAGE, Size
+from torchair.codegen.target import DEFAULT_CONFIG, Choices, Generated, KernelConfig
 from torchair.codegen.text.memory import arrived, leaving, memory_element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine
 
@@ -20,14 +20,16 @@ def pool_choices(spec: Pool, machine: Machine) -> Choices:
     return {"vectors": ("1", "2", "4", "8"), "bits": machine.narrower}
 
 
-def pool(spec: Pool, machine: Machine, label: str = "pool", way: Way = AS_EVER) -> Generated:
+def pool(
+    spec: Pool, machine: Machine, label: str = "pool", config: KernelConfig = DEFAULT_CONFIG
+) -> Generated:
     """The kernel of a pooling: vectors lie along the channels if these are dense in the input, else
     along the columns."""
     w = KernelWriter(machine)
     if _across(spec):
         _along_columns(w, spec)
     else:
-        _along_channels(w, spec, way.number("vectors", MOST_VECTORS))
+        _along_channels(w, spec, config.integer("vectors", MOST_VECTORS))
     return Generated(w.kernel(label))
 
 
@@ -48,7 +50,7 @@ def _along_channels(w: KernelWriter, spec: Pool, vectors: int) -> None:
         pixel, first = w.div(unit.index, blocks), w.mul(w.rem(unit.index, blocks), size)
         line, column = w.div(pixel, wide), w.rem(pixel, wide)
         n, row = w.div(line, high), w.rem(line, high)
-        window = _Window(w, spec, row, column)
+        window = _PoolWindow(w, spec, row, column)
         end = w.least(w.add(first, size), channels)
         whole = w(f"icmp eq i64 {w.sub(end, first)}, {size}")
         with w.when(whole):
@@ -58,7 +60,7 @@ def _along_channels(w: KernelWriter, spec: Pool, vectors: int) -> None:
                 _rest_of_channels(w, window, n, first, end)
 
 
-def _rest_of_channels(w: KernelWriter, window: _Window, n: str, first: str, end: str) -> None:
+def _rest_of_channels(w: KernelWriter, window: _PoolWindow, n: str, first: str, end: str) -> None:
     lanes = str(w.lanes)
     middle = w.add(first, w.mul(w.div(w.sub(end, first), lanes), lanes))
     with w.loop(first, middle, lanes) as channel:
@@ -80,7 +82,7 @@ def _along_columns(w: KernelWriter, spec: Pool) -> None:
             if first == end:
                 continue
             with w.loop(first, end, lanes) as column:
-                _Window(w, spec, row, column.index).reduce(n, channel, lanes, 1)
+                _PoolWindow(w, spec, row, column.index).reduce(n, channel, lanes, 1)
 
 
 def _whole_columns(w: KernelWriter, spec: Pool, wide: str) -> tuple[str, str]:
@@ -96,7 +98,7 @@ def _whole_columns(w: KernelWriter, spec: Pool, wide: str) -> tuple[str, str]:
     return first, w.add(first, w.mul(count, lanes))
 
 
-class _Window:
+class _PoolWindow:
     """The window of one result, or of several side by side if these are all inside the image."""
 
     def __init__(self, w: KernelWriter, spec: Pool, row: str, column: str) -> None:

@@ -50,11 +50,12 @@ _KNOWN = {
         Processor("x86-64-v3", Machine("x86-64-v3", "", 256, 16, fma=True), _V3),
         Processor("x86-64-v4", Machine("x86-64-v4", "", 512, 32, fma=True), _V4),
         Processor(
-            "aarch64", Machine("generic", "+neon", 128, 32, fma=True, arch="aarch64"),
+            "aarch64",
+            Machine("generic", "+neon", 128, 32, fma=True, arch="aarch64"),
             frozenset({"asimd"}),
         ),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

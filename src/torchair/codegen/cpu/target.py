@@ -14,14 +14,21 @@ from torchair.codegen import target
 from torchair.codegen.cpu.driver import driver, entry_point, filler
 from torchair.codegen.cpu.jit import Library, assembly, compile_all, empty, host
 from torchair.codegen.cpu.run import Segment, SizedSegment, threads_for
-from torchair.codegen.cpu.trial import Trial
+from torchair.codegen.cpu.trial import CpuTrial
 from torchair.codegen.llvm import binding
-from torchair.codegen.numbers import largest
-from torchair.codegen.program import Memory, Plan, Sizes, Step, Subject, aligned_bytes
+from torchair.codegen.program import (
+    Memory,
+    PlanFamily,
+    Subject,
+    TargetPlan,
+    TargetStep,
+    aligned_bytes,
+)
+from torchair.codegen.sizes import largest
 
 if TYPE_CHECKING:
     from torchair.codegen.requests import Request
-    from torchair.codegen.target import Head
+    from torchair.codegen.target import Anchor
 
 TYPES = ("f32", "bf16", "f16")  # of operators with a generator of their own
 WIDEST_HEAD = 256  # features of a head of attention
@@ -79,15 +86,15 @@ class CpuTarget:
         """The native function that writes what follows from sizes into a program."""
         return filler(self.code)
 
-    def declines(self, head: Head) -> str | None:
+    def declines(self, anchor: Anchor) -> str | None:
         """Why there is no generator for an operator."""
-        if head.kind == "conv" and not head.constant:
+        if anchor.kind == "conv" and not anchor.constant:
             return "its weights may change: frozen_parameter is off"
-        if head.quantised and not head.constant:
+        if anchor.quantised and not anchor.constant:
             return "its weights or scales may change: frozen_parameter is off"
-        if head.kind == "attention" and (head.width is None or head.width > WIDEST_HEAD):
+        if anchor.kind == "attention" and (anchor.width is None or anchor.width > WIDEST_HEAD):
             return "its heads are too wide"
-        if head.dtype not in TYPES and not (head.quantised and head.dtype == "i8"):
+        if anchor.dtype not in TYPES and not (anchor.quantised and anchor.dtype == "i8"):
             return "this generator is for float32, bfloat16 and float16"
         return None
 
@@ -98,24 +105,24 @@ class CpuTarget:
         return GENERATORS[type(request)][1](request, self.library.machine)
 
     def generate(
-        self, request: Request, label: str, way: target.Way = target.AS_EVER
+        self, request: Request, label: str, config: target.KernelConfig = target.DEFAULT_CONFIG
     ) -> target.Generated:
         """The kernel of a request."""
         from torchair.codegen.cpu.generators import GENERATORS
 
-        if way == target.BY_TORCH:
+        if config == target.BY_TORCH:
             raise target.Declined("torch's kernel was measured to be faster")
         machine = self.library.machine
-        if bits := way.number("bits", 0):
+        if bits := config.integer("bits", 0):
             machine = replace(machine, bits=bits)
-        return GENERATORS[type(request)][0](request, machine, label, way)
+        return GENERATORS[type(request)][0](request, machine, label, config)
 
     @property
     def code(self) -> Library:
         """Where code is that runs."""
         return self.library
 
-    def schedule(self, plan: Plan) -> None:
+    def schedule(self, plan: TargetPlan) -> None:
         """Every step is a kernel of its own."""
 
     def build(self, plan: target.Buildable) -> None:
@@ -123,15 +130,18 @@ class CpuTarget:
         self.compile([n.kernel for n in plan.new_natives])
 
     def bind(
-        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+        self, steps: Sequence[TargetStep], memory: Memory, threads: int, last: Sequence[int] = ()
     ) -> Segment:
         """Steps as one call of the driver."""
         return Segment(steps, memory, self, threads, last)
 
     def bind_sized(
-        self, family: Sizes, threads: int, last: Sequence[int],
+        self,
+        family: PlanFamily,
+        threads: int,
+        last: Sequence[int],
         scratch: Callable[[int], torch.Tensor] | None,
-    ) -> SizedSegment:  # fmt: skip
+    ) -> SizedSegment:
         """The same for plans that differ in sizes only."""
         return SizedSegment(family, self, threads, last, scratch)
 
@@ -139,7 +149,7 @@ class CpuTarget:
         """As many as torch has, where that pays."""
         return threads_for(work, torch.get_num_threads())
 
-    def subjects(self, plan: Plan) -> list[Subject]:
+    def subjects(self, plan: TargetPlan) -> list[Subject]:
         """One kernel for each step."""
         return [Subject(s.code.order, [s]) for s in plan.native_steps]
 
@@ -151,11 +161,15 @@ class CpuTarget:
         return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
     def trial(
-        self, made: target.Generated, words: Sequence[Mapping[int, int]], steps: int,
-        threads: int, keep: Any,
-    ) -> Trial:  # fmt: skip
+        self,
+        made: target.Generated,
+        words: Sequence[Mapping[int, int]],
+        steps: int,
+        threads: int,
+        keep: Any,
+    ) -> CpuTrial:
         """Programs of the driver for one kernel."""
-        return Trial(made, [list(w.values()) for w in words], steps, threads, self, keep)
+        return CpuTrial(made, [list(w.values()) for w in words], steps, threads, self, keep)
 
     def recorded(self, run: Callable[[], object], keep: Any) -> Callable[[], object]:
         """A CPU runs it as it is."""

@@ -12,14 +12,19 @@ from torchair.codegen.cpu.run import LINE, Runner
 from torchair.codegen.target import Generated
 
 
-class Trial:
+class CpuTrial:
     """Programs of the driver for one kernel, which take turns: each runs it `steps` times, with
     barriers between."""
 
     def __init__(
-        self, made: Generated, words: Sequence[Sequence[int]], steps: int, threads: int,
-        runner: Runner, keep: Any,
-    ) -> None:  # fmt: skip
+        self,
+        made: Generated,
+        words: Sequence[Sequence[int]],
+        steps: int,
+        threads: int,
+        runner: Runner,
+        keep: Any,
+    ) -> None:
         self.steps, self.threads = steps, threads
         address = runner.code.address(made.kernel)
         blocks = [(ctypes.c_int64 * len(w))(*w) for w in words]

@@ -17,10 +17,10 @@ from typing import TypeVar
 from torchair.codegen.cuda import packs
 from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.packs import PACK, REGISTERS, ZERO
-from torchair.codegen.cuda.softmax import LOWEST, Part, Parts, Softmax, State
+from torchair.codegen.cuda.softmax import LOWEST, PartialSoftmax, Parts, Softmax, SoftmaxState
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.numbers import BYTES, Element, Size
 from torchair.codegen.requests import Attention
+from torchair.codegen.sizes import BYTES, Element, Size
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.maths_wide import LOG2_E
 from torchair.codegen.text.memory import memory_element, store_scalar
@@ -31,7 +31,7 @@ MOST_QUERIES = 4
 """Queries that are served."""
 WIDEST = 256
 """Features of the widest head."""
-HELD = 32
+REGISTERS_FOR_ROWS = 32
 """Numbers of a lane that the queries of a block may take, and as many for their outputs."""
 AHEAD = 4
 """Packs of keys that are on their way at a time, and as many of values."""
@@ -104,7 +104,7 @@ def default_form(request: Attention, gpu: Gpu) -> AttentionForm:
     shape = _Shape(request)
     rows = request.rows or 1
     held = max(shape.key_packs, shape.value_packs) * shape.each
-    chunks = -(-rows // max(1, HELD // held))
+    chunks = -(-rows // max(1, REGISTERS_FOR_ROWS // held))
     keys = max(1, AHEAD // max(shape.key_packs, shape.value_packs))
     tile = keys * shape.teams
     tiles = -(-request.span // tile) if isinstance(request.span, int) else 1024
@@ -112,9 +112,11 @@ def default_form(request: Attention, gpu: Gpu) -> AttentionForm:
     for size in (request.batch, request.kv_heads):
         units *= size if isinstance(size, int) else 1
     while (
-        gpu.has_clusters and blocks < MOST_BLOCKS and tiles > 8 * blocks
+        gpu.has_clusters
+        and blocks < MOST_BLOCKS
+        and tiles > 8 * blocks
         and units * blocks < gpu.multiprocessors
-    ):  # fmt: skip
+    ):
         blocks *= 2
     warps = 4 if tiles <= 16 * blocks else MOST_WARPS
     if warps == 4 and rows > chunks and 2 * units * blocks <= gpu.multiprocessors:
@@ -227,7 +229,7 @@ class _Attention:
         step = form.warps * form.blocks
         loaded, masks = self._packs(first), self._masks(first)
         self.queries = [self._query(row) for row in range(self.rows)]
-        state = State.empty(self.rows, self.shape.value_packs * self.shape.each)
+        state = SoftmaxState.empty(self.rows, self.shape.value_packs * self.shape.each)
         kind = memory_element(self.request.mask) if self.request.mask else ""
         carried = [*(("i32", x) for x in loaded), *((kind, x) for x in masks)]
         carried += [("float", x) for x in state.flat()]
@@ -327,7 +329,9 @@ class _Attention:
 
     # ---- a turn ----
 
-    def _turn(self, tile: str, loaded: list[str], masks: list[str], state: State) -> State:
+    def _turn(
+        self, tile: str, loaded: list[str], masks: list[str], state: SoftmaxState
+    ) -> SoftmaxState:
         """Some keys of each team: their scores, and their values added up."""
         keys = self._keys(tile)
         half = len(keys) * self.shape.key_packs * REGISTERS
@@ -379,7 +383,7 @@ class _Attention:
 
     # ---- parts together ----
 
-    def _together(self, state: State) -> None:
+    def _together(self, state: SoftmaxState) -> None:
         """The warps of a block, and the blocks of a cluster."""
         w, form, width = self.w, self.form, self.request.value_width
         warps = Parts(w, form.warps, self.rows, width)
@@ -396,12 +400,12 @@ class _Attention:
                 self._pass_on(one, row, feature, part)
         if one is None:
             return
-        self._meet()
+        self._cluster_barrier()
         start = w.add(w.mul(self.rank, str(self.threads)), self.thread)
         with self._outputs(start, self.threads * form.blocks) as (row, feature):
             parts = [one.remote(block, row, feature) for block in range(form.blocks)]
             self._result(row, feature, self.softmax.together(parts))
-        self._meet()  # nobody leaves while others read its memory
+        self._cluster_barrier()  # nobody leaves while others read its memory
 
     @contextmanager
     def _outputs(self, start: str, step: int) -> Iterator[tuple[str, str]]:
@@ -413,7 +417,7 @@ class _Attention:
             row, feature = (w(f"{how} i32 {short}, {width}") for how in ("udiv", "urem"))
             yield w(f"zext i32 {row} to i64"), w(f"zext i32 {feature} to i64")
 
-    def _put(self, state: State, parts: Parts) -> None:
+    def _put(self, state: SoftmaxState, parts: Parts) -> None:
         """What this warp has goes to shared memory, by its first team."""
         w, shape = self.w, self.shape
         with w.when(w(f"icmp eq i64 {self.team}, 0")):
@@ -429,7 +433,7 @@ class _Attention:
                 for row in range(self.rows):
                     parts.note(self.warp, str(row), state.total[row], state.top[row])
 
-    def _pass_on(self, one: Parts, row: str, feature: str, part: Part) -> None:
+    def _pass_on(self, one: Parts, row: str, feature: str, part: PartialSoftmax) -> None:
         """What this block has, for the others of its cluster."""
         w = self.w
         at = w.add(w.mul(row, str(one.width)), feature)
@@ -437,11 +441,11 @@ class _Attention:
         with w.when(w(f"icmp eq i64 {feature}, 0")):
             one.note("0", row, part[1], part[2])
 
-    def _meet(self) -> None:
+    def _cluster_barrier(self) -> None:
         code = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
         self.w.assembly(code, "void", "~{memory}")
 
-    def _result(self, row: str, feature: str, part: Part) -> None:
+    def _result(self, row: str, feature: str, part: PartialSoftmax) -> None:
         """Store an output; the logarithm of the sum too, with the first feature of a row."""
         w, request = self.w, self.request
         index = (self.batch, *self._row(row))

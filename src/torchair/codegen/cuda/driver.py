@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen import kept
+from torchair.codegen import kernel_cache
 from torchair.codegen.cuda.jit import Entry, Gpu, gpu, module_text, ptx
 from torchair.codegen.llvm import version
 from torchair.locks import Lock
@@ -75,14 +75,14 @@ class GpuLibrary:
             new = [e for e in {e.name: e for e in entries}.values() if e not in self]
             new = [e for e in new if e.name not in self._errors]
             if new:
-                start, store = time.perf_counter(), kept.in_use()
+                start, store = time.perf_counter(), kernel_cache.in_use()
                 with torch.cuda.device(self.index), ThreadPoolExecutor(_THREADS) as pool:
                     torch.cuda.current_stream()  # there is a context from now on
                     list(pool.map(lambda e: self._add(e, store), new))
                 self.seconds += time.perf_counter() - start
             return {e.name: self._errors[e.name] for e in entries if e.name in self._errors}
 
-    def _add(self, entry: Entry, store: kept.KernelStore | None) -> None:
+    def _add(self, entry: Entry, store: kernel_cache.KernelStore | None) -> None:
         try:
             with torch.cuda.device(self.index):
                 torch.cuda.current_stream().query()  # the context is this thread's now
@@ -132,7 +132,11 @@ def library(index: int) -> GpuLibrary:
 
 
 def image(
-    entry: Entry, gpu: Gpu, device: str, store: kept.KernelStore | None, given: str | None = None
+    entry: Entry,
+    gpu: Gpu,
+    device: str,
+    store: kernel_cache.KernelStore | None,
+    given: str | None = None,
 ) -> bytes:
     """What the driver loads: machine code, kept for this driver, or PTX, kept for any, or `given`
     by a package."""
@@ -140,11 +144,11 @@ def image(
         return _text(given or ptx([entry], gpu))
     maker = "a package" if given is not None else version()
     made_from = (maker, gpu.name, gpu.features, given or module_text([entry]))
-    key = kept.key_of("cubin", _driver_version(), device, *made_from)
+    key = kernel_cache.key_of("cubin", _driver_version(), device, *made_from)
     code = store.get(key)
     if code is not None:
         return code
-    plain = kept.key_of("ptx", *made_from)
+    plain = kernel_cache.key_of("ptx", *made_from)
     text = store.get(plain) if given is None else _text(given)
     if text is None:
         text = _text(ptx([entry], gpu))
@@ -197,18 +201,26 @@ class _Attribute(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = [
         *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"),
-        ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
-    ]  # fmt: skip
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    ]
 
 
-class Call:
+class KernelLaunch:
     """A launch with its arguments, which can be changed between calls: `words`."""
 
     def __init__(
-        self, library: GpuLibrary, entry: Entry, blocks: int, words: Sequence[int],
-        shared: int = 0, cluster: int = 1, early: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        library: GpuLibrary,
+        entry: Entry,
+        blocks: int,
+        words: Sequence[int],
+        shared: int = 0,
+        cluster: int = 1,
+        early: bool = False,
+    ) -> None:
         self.name = entry.name
         self._function = library.function(entry)
         if shared:  # with that of the kernel itself it may be more than a block has
@@ -227,9 +239,17 @@ class Call:
             made.id = number
             made.value[: len(value)] = value
         self._config = _Config(
-            blocks, 1, 1, entry.block, 1, 1, shared, None,
-            ctypes.cast(self._attributes, ctypes.c_void_p), len(attributes),
-        )  # fmt: skip
+            blocks,
+            1,
+            1,
+            entry.block,
+            1,
+            1,
+            shared,
+            None,
+            ctypes.cast(self._attributes, ctypes.c_void_p),
+            len(attributes),
+        )
         self._launch = _driver().cuLaunchKernelEx
         self._given = (ctypes.byref(self._config), self._function, self._arguments, None)
 

@@ -39,11 +39,10 @@ class GemvForm:
     split: int  # warps of a group, each with a part of k
     warps: int  # of a block
     ahead: bool = True  # the next rows are loaded before these are summed up, and not after that
-    held: bool = True  # A stays in registers, and not in shared memory
-
+    in_registers: bool = True  # A stays in registers, and not in shared memory
 
     def __str__(self) -> str:
-        more = ("" if self.ahead else "-late") + ("" if self.held else "-shared")
+        more = ("" if self.ahead else "-late") + ("" if self.in_registers else "-shared")
         return f"{self.rows}x{self.split}x{self.warps}{more}"
 
 
@@ -51,9 +50,12 @@ AnyForm = GemvForm | TileForm
 
 
 def gemv(
-    request: Product | Joint, gpu: Gpu, label: str = "gemv", form: AnyForm | None = None,
+    request: Product | Joint,
+    gpu: Gpu,
+    label: str = "gemv",
+    form: AnyForm | None = None,
     early: bool = False,
-) -> tuple[Kernel, Launch]:  # fmt: skip
+) -> tuple[Kernel, Launch]:
     """The kernel of a product, with what is computed beside it, and how to launch it.
 
     Every block computes a prologue for itself, into shared memory. An `early` kernel may begin
@@ -135,9 +137,9 @@ def forms(request: Product | Joint, gpu: Gpu) -> Sequence[AnyForm]:
         return tile_forms(matmul, first, pair)
     found = {first: None}
     for rows, split in ((1, 1), (2, 1), (1, 2)):
-        for ahead, held in ((True, True), (False, True), (False, False), (True, False)):
+        for ahead, in_registers in ((True, True), (False, True), (False, False), (True, False)):
             warps = max(first.warps, first.split * split)
-            form = GemvForm(first.rows * rows, first.split * split, warps, ahead, held)
+            form = GemvForm(first.rows * rows, first.split * split, warps, ahead, in_registers)
             if _is_sound(matmul, form, 1 + pair):
                 found[form] = None
     for times in (2, 4):
@@ -153,7 +155,7 @@ def _is_sound(matmul: MatMul, form: GemvForm, matrices: int) -> bool:
     assert isinstance(matmul.m, int)
     busy = form.split <= _packs(matmul) and form.rows * matmul.m <= WARP
     room = _registers(matmul, form, matrices) <= 256 and form.warps <= 16
-    return busy and room and (form.held or bytes_of_a(matmul) <= prologue.MOST_OF_A)
+    return busy and room and (form.in_registers or bytes_of_a(matmul) <= prologue.MOST_OF_A)
 
 
 def _packs(matmul: MatMul) -> int:
@@ -166,7 +168,9 @@ def _registers(matmul: MatMul, form: GemvForm, matrices: int) -> int:
     """About how many registers a thread needs."""
     assert isinstance(matmul.m, int)
     steps, results = -(-_packs(matmul) // form.split), matrices * form.rows
-    flying = steps * results * (2 if form.ahead else 1) + (steps * matmul.m if form.held else 4)
+    flying = steps * results * (2 if form.ahead else 1) + (
+        steps * matmul.m if form.in_registers else 4
+    )
     return -(-(28 + flying * REGISTERS + 2 * results * matmul.m) // 8) * 8
 
 
@@ -195,7 +199,7 @@ class _Gemv:
         self.resident = _resident(self.matmul, form, len(self.matrices))
         self.w = w = GpuWriter(gpu)
         self.epilogue = Epilogue(w, product.epilogue, self.m)
-        self.a = RowsOfA(w, work, self.threads, not form.held)
+        self.a = RowsOfA(w, work, self.threads, not form.in_registers)
         self.lane = w.entry(f"and i64 {w.thread()}, {WARP - 1}")
         self.warp = w.entry(f"lshr i64 {w.thread()}, 5")
         self.n = w.size(self.matmul.n)
@@ -207,9 +211,14 @@ class _Gemv:
         most = self.resident * self.w.gpu.multiprocessors
         per_block = self.groups * self.form.rows
         return Launch(
-            self.threads, per_block, (self.matmul.n,), most=most, early=self.early,
-            resident=self.resident, room=self.resident,
-        )  # fmt: skip
+            self.threads,
+            per_block,
+            (self.matmul.n,),
+            most=most,
+            early=self.early,
+            resident=self.resident,
+            room=self.resident,
+        )
 
     def write(self) -> None:
         """Both versions, one of which runs."""
@@ -252,15 +261,15 @@ class _Gemv:
         if self.early and self.matmul.constant:
             w.wait()
         self.a.prepare(packs=True)
-        held = [self._rows_of_a(s) for s in range(self.steps)] if form.held else []
-        sums_of = _Meeting(w, self, part, group) if form.split > 1 else _Alone(w, self)
+        in_registers = [self._rows_of_a(s) for s in range(self.steps)] if form.in_registers else []
+        sums_of = _WarpReduction(w, self, part, group) if form.split > 1 else _Alone(w, self)
         carried = [*(("i32", p) for p in loaded), *sums_of.carried]
         with w.loop(first, self.n, step, carried) as loop:
             row = w.add(loop.index, mine)
             here, turn = loop.carried[: len(loaded)], loop.carried[len(loaded) :]
             following = self._weights(w.add(row, step)) if form.ahead else []
             point = self.epilogue.at(row, sums_of.value, form.rows, self.n)
-            sums = self._sums(here, held)
+            sums = self._sums(here, in_registers)
             following = following or self._weights(w.add(row, step))
             if self.early:
                 w.release(w(f"icmp sge i64 {w.add(loop.index, step)}, {self.n}"))
@@ -303,14 +312,14 @@ class _Gemv:
 
         def loaded() -> list[str]:
             starts = [self.a.at(row, self.begin) for row in range(self.m)]
-            load = packs.load_pack if self.form.held else packs.shared_pack
+            load = packs.load_pack if self.form.in_registers else packs.shared_pack
             found = [load(w, start, step * PACK * WARP) for start in starts]
             return [x for pack in found for x in pack]
 
         flat = w.chosen(self._inside(step), "i32", loaded)
         return [flat[i * REGISTERS : (i + 1) * REGISTERS] for i in range(self.m)]
 
-    def _sums(self, loaded: Sequence[str], held: list[list[list[str]]]) -> list[list[str]]:
+    def _sums(self, loaded: Sequence[str], in_registers: list[list[list[str]]]) -> list[list[str]]:
         """For each matrix what this lane has of each result, A's rows around those of B."""
         w, rows, count = self.w, self.form.rows, len(self.matrices)
         per_lane = self.m * rows * count
@@ -320,7 +329,7 @@ class _Gemv:
         for s in range(self.steps):
             factors = [
                 [packs.unpacked(w, self.dtype, register) for register in pack]
-                for pack in (held[s] if held else self._rows_of_a(s))
+                for pack in (in_registers[s] if in_registers else self._rows_of_a(s))
             ]
             for r in range(rows):
                 for mine in results:
@@ -387,7 +396,7 @@ class _Alone:
         return packs.folded(self.w, [*sums, *missing], self.gemv.lane)
 
 
-class _Meeting(_Alone):
+class _WarpReduction(_Alone):
     """Several warps have parts of the sums. They meet in one of two areas of shared memory in
     turns, so that one barrier a turn suffices; lane L of the first warp has total L then."""
 

@@ -55,10 +55,14 @@ def describe(capability: tuple[int, int], multiprocessors: int) -> Gpu:
     write for that chip, so that older drivers take it too; for the newest that is LLVM's choice."""
     major, minor = max((c for c in _CHIPS if c <= capability), default=_CHIPS[0])
     return Gpu(
-        f"sm_{major}{minor}", _VERSIONS.get((major, minor), ""),
-        bits=32, fma=True, arch="nvptx",
-        capability=(major, minor), multiprocessors=multiprocessors,
-    )  # fmt: skip
+        f"sm_{major}{minor}",
+        _VERSIONS.get((major, minor), ""),
+        bits=32,
+        fma=True,
+        arch="nvptx",
+        capability=(major, minor),
+        multiprocessors=multiprocessors,
+    )
 
 
 @cache
@@ -111,16 +115,19 @@ class Entry:
             lines += [
                 f"  %m{k} = icmp slt i64 %b{k}, %k{k}.blocks",
                 f"  br i1 %m{k}, label %mine{k}, label %next{k}",
-                f"mine{k}:", run, "  ret void", f"next{k}:",
+                f"mine{k}:",
+                run,
+                "  ret void",
+                f"next{k}:",
                 f"  %b{k + 1} = sub i64 %b{k}, %k{k}.blocks",
-            ]  # fmt: skip
+            ]
         head = f"define ptx_kernel void @{self.name}({', '.join(parameters)}) {{"
         return "\n".join([head, *lines, "}\n"])
 
     def annotations(self) -> list[str]:
         """What the driver is told about the function, as LLVM's metadata."""
-        told = {"maxntidx": self.block, "minctasm": self.resident}
-        return [f'!{{ptr @{self.name}, !"{key}", i32 {n}}}' for key, n in told.items() if n]
+        limits = {"maxntidx": self.block, "minctasm": self.resident}
+        return [f'!{{ptr @{self.name}, !"{key}", i32 {n}}}' for key, n in limits.items() if n]
 
 
 def module_text(entries: Sequence[Entry]) -> str:

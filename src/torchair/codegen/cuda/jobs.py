@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
-from torchair.codegen.program import Native, Outline, Plan, Range, Step, meet
+from torchair.codegen.program import ArgumentLayout, Native, Range, TargetPlan, TargetStep, overlap
 from torchair.codegen.requests import FAR, Joint, Loops, Partner, Product
-from torchair.codegen.target import Kernel, KernelOrder, Launch, Way
+from torchair.codegen.target import Kernel, KernelConfig, KernelOrder, Launch
 
-Place = tuple[int, int]
+MemoryPlace = tuple[int, int]
 """A piece of memory and how far after its begin; or the identity of something else."""
 SMALL = 1 << 14
 """Points of a nest that every block may compute for itself."""
@@ -54,37 +54,43 @@ class Job:
         assert launch is not None
         return launch
 
-    def meets(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
+    def overlaps(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
         """Whether it must not run beside something that reads and writes these."""
-        return meet(self.writes, writes) or meet(self.writes, reads) or meet(self.reads, writes)
+        return (
+            overlap(self.writes, writes)
+            or overlap(self.writes, reads)
+            or overlap(self.reads, writes)
+        )
 
 
 Bundle = list[Job]
 """The kernels of one launch."""
 
 
-Join = Callable[[Any, Callable[[], Joint | None], str, Callable[[Joint], Way]], KernelOrder | None]
+Join = Callable[
+    [Any, Callable[[], Joint | None], str, Callable[[Joint], KernelConfig]], KernelOrder | None
+]
 """Gives one kernel for several requests, see `CudaTarget.joined`."""
 
 
-def launches_of(plan: Plan, join: Join) -> list[tuple[Sequence[Step], list[Bundle]]]:
+def launches_of(plan: TargetPlan, join: Join) -> list[tuple[Sequence[TargetStep], list[Bundle]]]:
     """The native parts of a plan, and the launches of each."""
     parts = plan.native_parts
-    return [(part, bundles(part, plan, Outline(part, plan), join)) for part in parts]
+    return [(part, bundles(part, plan, ArgumentLayout(part, plan), join)) for part in parts]
 
 
 def bundles(
-    steps: Sequence[Step], plan: Plan, outline: Outline, join: Join
+    steps: Sequence[TargetStep], plan: TargetPlan, layout: ArgumentLayout, join: Join
 ) -> list[Bundle]:
     """All steps, in launches. A kernel goes into the earliest launch that it can stand in, if none
     of those after it touches what it touches."""
     groups: list[Bundle] = []
-    for job in _Jobs(steps, plan, outline, join).run():
+    for job in _Jobs(steps, plan, layout, join).run():
         home = None
         for group in reversed(groups):
             if _fits(group, job):
                 home = group
-            if any(j.meets(job.reads, job.writes) for j in group):
+            if any(j.overlaps(job.reads, job.writes) for j in group):
                 break
         if home is None:
             groups.append([job])
@@ -94,7 +100,7 @@ def bundles(
 
 
 def _fits(bundle: Bundle, job: Job) -> bool:
-    if len(bundle) >= MOST or any(j.meets(job.reads, job.writes) for j in bundle):
+    if len(bundle) >= MOST or any(j.overlaps(job.reads, job.writes) for j in bundle):
         return False
     first, own = bundle[0].launch, job.launch
     plain = first.cluster == own.cluster == 1 and not first.shared and not own.shared
@@ -105,12 +111,12 @@ class _Jobs:
     """Makes jobs of steps, in order."""
 
     def __init__(
-        self, steps: Sequence[Step], plan: Plan, outline: Outline, join: Join
+        self, steps: Sequence[TargetStep], plan: TargetPlan, layout: ArgumentLayout, join: Join
     ) -> None:
         self.steps, self.plan, self._join = steps, plan, join
-        self.touched = outline.ranges(plan)
+        self.touched = layout.ranges(plan)
         self.jobs: list[Job] = []
-        self.makers: dict[Place, Job] = {}  # by place: the job that makes what is there
+        self.makers: dict[MemoryPlace, Job] = {}  # by place: the job that makes what is there
 
     def run(self) -> list[Job]:
         """The jobs that are left."""
@@ -125,14 +131,14 @@ class _Jobs:
     def _code(self, k: int) -> Native:
         return self.steps[k].code
 
-    def _place(self, slot: Any) -> Place:
+    def _place(self, slot: Any) -> MemoryPlace:
         """Where a slot is; a view is in the same place as what it is a view of."""
         if not isinstance(slot, int):
             return id(slot), -1
-        root, offset = self.plan.place(slot)
-        return root.slot, offset
+        allocation, offset = self.plan.place(slot)
+        return allocation.slot, offset
 
-    def _places(self, k: int) -> list[Place]:
+    def _places(self, k: int) -> list[MemoryPlace]:
         return [self._place(x) for x in self._code(k).addresses]
 
     def _plain(self, k: int) -> Job:
@@ -156,8 +162,9 @@ class _Jobs:
         made = self._join(
             (request, nest, keep),
             lambda: Joint(request, prologue=self._prologue(first), keep=keep),
-            code.order.label, self.plan.way_of,
-        )  # fmt: skip
+            code.order.label,
+            self.plan.config_of,
+        )
         if made is None:
             return None
         maker.absorbed = True
@@ -179,12 +186,14 @@ class _Jobs:
         if not all(isinstance(n, int) for n in axes) or math.prod(axes) > SMALL:
             return False
         reads, made = self.touched[maker.steps[0]]
-        if meet(reads, made) or meet(reads, self.touched[k][1]):  # what it reads is overwritten
+        if overlap(reads, made) or overlap(
+            reads, self.touched[k][1]
+        ):  # what it reads is overwritten
             return False
         return all(
-            not meet(reads, j.writes)
+            not overlap(reads, j.writes)
             if j.prologue == maker.steps[0]
-            else not j.meets(reads, made)
+            else not j.overlaps(reads, made)
             for j in self.jobs[self.jobs.index(maker) + 1 :]
         )
 
@@ -213,13 +222,14 @@ class _Jobs:
         same_as = tuple(
             (i, j) for i, a in enumerate(places[0]) for j, b in enumerate(places[1]) if a == b
         )
-        kept = last.prologue is not None and meet(last.writes, self.touched[last.prologue][1])
+        kept = last.prologue is not None and overlap(last.writes, self.touched[last.prologue][1])
         nest = None if last.prologue is None else self._code(last.prologue).order.request
         made = self._join(
             (last.product, request, nest, same_as, at, kept),
             lambda: self._pair(last, request, at, places, kept),
-            other.order.label, self.plan.way_of,
-        )  # fmt: skip
+            other.order.label,
+            self.plan.config_of,
+        )
         if made is None:
             return None
         reads, writes = self.touched[k]
@@ -232,9 +242,13 @@ class _Jobs:
         return last
 
     def _pair(
-        self, last: Job, request: Product, at: int,
-        places: tuple[list[Place], list[Place]], kept: bool,
-    ) -> Joint | None:  # fmt: skip
+        self,
+        last: Job,
+        request: Product,
+        at: int,
+        places: tuple[list[MemoryPlace], list[MemoryPlace]],
+        kept: bool,
+    ) -> Joint | None:
         """Two products at once, the words of the second from `at` on; None where one does not read
         the other element by element."""
         assert last.product is not None
@@ -247,7 +261,7 @@ class _Jobs:
 
 
 def _together(
-    first: Nest, second: Nest, at: int, one: Sequence[Place], two: Sequence[Place]
+    first: Nest, second: Nest, at: int, one: Sequence[MemoryPlace], two: Sequence[MemoryPlace]
 ) -> Nest | None:
     """The epilogues of two products as one, where the second reads no more of what the first
     stores than the element at the same place; None if that is not so."""

@@ -21,7 +21,7 @@ from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.point import Spot, ThreadPoint, rounded_at_once
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, accesses, expressions
-from torchair.codegen.numbers import BYTES, Element, Size
+from torchair.codegen.sizes import BYTES, Element, Size
 from torchair.codegen.target import Choices, Kernel, Launch
 from torchair.codegen.text.operators import across, combine
 from torchair.codegen.text.plan import NestPlan, Phase, make_plan
@@ -48,7 +48,7 @@ WAVES = 32
 
 
 @dataclass(frozen=True)
-class Crew:
+class GridSlice:
     """Who runs a nest: the number of this block, how many there are, and the threads of a block,
     where that is not the nest's choice."""
 
@@ -78,9 +78,13 @@ def shapes(nest: Nest) -> Choices:
 
 
 def print_nest(
-    nest: Nest, gpu: Gpu, label: str = "nest", *, early: bool = False,
+    nest: Nest,
+    gpu: Gpu,
+    label: str = "nest",
+    *,
+    early: bool = False,
     shape: NestShape = AS_USUAL,
-) -> tuple[Kernel, Launch]:  # fmt: skip
+) -> tuple[Kernel, Launch]:
     """The kernel of a nest whose sizes and strides are ints or words, and how to launch it. An
     `early` one may begin before the launch before it ends."""
     w = GpuWriter(gpu)
@@ -102,16 +106,16 @@ def print_nest(
 
 
 def form_of(
-    w: GpuWriter, nest: Nest, crew: Crew | None = None, shape: NestShape = AS_USUAL
-) -> Form:
-    """How a nest is run, to be written into a kernel: into one of its own, or, by a crew of one
-    block, into another one that every block runs for itself."""
+    w: GpuWriter, nest: Nest, grid: GridSlice | None = None, shape: NestShape = AS_USUAL
+) -> NestForm:
+    """How a nest is run, to be written into a kernel: into one of its own, or, by a slice of the
+    grid of one block, into another one that every block runs for itself."""
     lanes, rows = _vector_lanes(nest), _has_rows(nest)
     if shape.lanes:
         lanes = math.gcd(lanes, shape.lanes)
-    elif not rows and crew is None:
+    elif not rows and grid is None:
         lanes = _spread(nest, lanes, w.gpu)
-    return (_Rows if rows else _Apart)(w, nest, lanes, crew or Crew(), shape.threads)
+    return (_Rows if rows else _Apart)(w, nest, lanes, grid or GridSlice(), shape.threads)
 
 
 def _has_rows(nest: Nest) -> bool:
@@ -216,9 +220,16 @@ class _Unit(UnitWriter):
         self.team, self.rank, self.counts = team, rank, counts
         aligned = _aligned(plan.nest, w.lanes) if w.lanes > 1 else []
         self.point = ThreadPoint(
-            w, plan.vector_axis, plan.varies, (), plan.axis_level, plan.level,
-            self._writes(), frozenset(map(id, aligned)), frozenset(rounded_at_once(plan.nest)),
-        )  # fmt: skip
+            w,
+            plan.vector_axis,
+            plan.varies,
+            (),
+            plan.axis_level,
+            plan.level,
+            self._writes(),
+            frozenset(map(id, aligned)),
+            frozenset(rounded_at_once(plan.nest)),
+        )
 
     def _writes(self) -> str | None:
         """Whether this thread stores what is the same for its team."""
@@ -330,12 +341,12 @@ def _both(w: GpuWriter, a: str, b: str | None) -> str:
 # ---- forms ----
 
 
-class Form:
+class NestForm:
     """How the points of a nest are given to threads. The same threads do either version."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, crew: Crew, asked: int) -> None:
+    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, grid: GridSlice, asked: int) -> None:
         """`asked` is the number of threads of a block or a team, 0 if nobody asks for one."""
-        self.w, self.nest, self.lanes, self.crew, self.asked = w, nest, lanes, crew, asked
+        self.w, self.nest, self.lanes, self.grid, self.asked = w, nest, lanes, grid, asked
         self.last = max(0, len(nest.axes) - 1)
         self.outer = [a for a in range(self.last) if a not in nest.reduced]
         self.around = tuple(a for a in sorted(nest.reduced) if a != self.last)
@@ -380,7 +391,7 @@ class Form:
         return [flat, *reversed(found)]
 
 
-class _Apart(Form):
+class _Apart(NestForm):
     """Every thread works alone, on vectors that lie side by side."""
 
     def plan(self, lanes: int) -> NestPlan:
@@ -394,7 +405,7 @@ class _Apart(Form):
     @property
     def threads(self) -> int:
         """Of a block."""
-        return self.crew.threads or self.asked or BLOCK
+        return self.grid.threads or self.asked or BLOCK
 
     def write(self, lanes: int) -> None:
         w = self.w
@@ -406,8 +417,8 @@ class _Apart(Form):
         total = reduce(w.mul, sizes, "1")
         if total == "0":
             return
-        mine = w.add(w.mul(self.crew.block, str(self.threads)), w.thread())
-        step = w.mul(self.crew.blocks, str(self.threads))
+        mine = w.add(w.mul(self.grid.block, str(self.threads)), w.thread())
+        step = w.mul(self.grid.blocks, str(self.threads))
         with unit.point.scope():
             unit.thread()
             with w.loop(mine, total, step) as turn, unit.point.scope():
@@ -426,19 +437,19 @@ class _Apart(Form):
             unit.unit(index, (each.index, size), [Spot(index=each.index)])
 
 
-class _Rows(Form):
+class _Rows(NestForm):
     """The vector axis is reduced: a team for every row."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, crew: Crew, asked: int) -> None:
-        super().__init__(w, nest, lanes, crew, asked)
+    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, grid: GridSlice, asked: int) -> None:
+        super().__init__(w, nest, lanes, grid, asked)
         size, rows = nest.axes[-1], [nest.axes[a] for a in self.outer]
         vectors = -(-size // lanes) if isinstance(size, int) else 4 * BLOCK
         known = math.prod(n if isinstance(n, int) else 64 for n in rows)
-        self.team = min(asked, TEAM) or _team(vectors, known, crew.threads or TEAM)
+        self.team = min(asked, TEAM) or _team(vectors, known, grid.threads or TEAM)
         self.slots = -(-vectors // self.team) if isinstance(size, int) else 0
         if self.slots * lanes > (ROW if not self.around else ROW // 4):
             self.slots = 0
-        threads = crew.threads or BLOCK
+        threads = grid.threads or BLOCK
         self.teams = threads // self.team if self.team <= WARP else 1  # of a block
 
     def plan(self, lanes: int) -> NestPlan:
@@ -461,8 +472,8 @@ class _Rows(Form):
         if total == "0":
             return
         plan = self.plan(lanes)
-        first = w.mul(self.crew.block, str(self.teams))
-        step = w.mul(self.crew.blocks, str(self.teams))
+        first = w.mul(self.grid.block, str(self.teams))
+        step = w.mul(self.grid.blocks, str(self.teams))
         rank = w.rem(w.thread(), str(self.team)) if self._others() else w.thread()
         size = w.size(self._size(self.last))
         with w.loop(first, total, step) as turn:
@@ -480,7 +491,7 @@ class _Rows(Form):
 
     def _others(self) -> bool:
         """Whether there are threads beside the first team."""
-        return (self.crew.threads or self.team * self.teams) > self.team
+        return (self.grid.threads or self.team * self.teams) > self.team
 
     def _mine(self, first: str, total: str) -> tuple[str, str | None]:
         """The row of this thread's team among those of a turn, and an i1: whether it counts."""
@@ -489,7 +500,7 @@ class _Rows(Form):
         number = w.add(first, team)
         if total.startswith("%") or int(total) % self.teams:
             counts = w(f"icmp slt i64 {number}, {total}")
-        if (self.crew.threads or 0) > self.team * self.teams:  # threads that are no team
+        if (self.grid.threads or 0) > self.team * self.teams:  # threads that are no team
             counts = _both(w, w(f"icmp slt i64 {team}, {self.teams}"), counts)
         return number if counts is None else w.least(number, w.sub(total, "1")), counts
 

@@ -13,7 +13,7 @@ import torch
 
 from torchair.codegen.cuda.jit import WARP
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.numbers import BYTES, Element
+from torchair.codegen.sizes import BYTES, Element
 from torchair.codegen.target import by_column
 from torchair.codegen.text.memory import memory_element
 from torchair.codegen.text.writer import f32
@@ -62,9 +62,13 @@ def stream_words(w: GpuWriter, pointer: str, count: int, where: str | None = Non
 
 
 def _assembled(
-    w: GpuWriter, load: str, pointer: str, offset: int, where: str | None = None,
+    w: GpuWriter,
+    load: str,
+    pointer: str,
+    offset: int,
+    where: str | None = None,
     count: int = REGISTERS,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     space = " addrspace(3)" if ".shared" in load else ""
     results = "i32" if count == 1 else f"{{ {', '.join(['i32'] * count)} }}"
     names = ", ".join(f"${k}" for k in range(count))

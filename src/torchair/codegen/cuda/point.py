@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, Store, expressions
-from torchair.codegen.numbers import BYTES, Word
+from torchair.codegen.sizes import BYTES, Word
 from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.maths_wide import LOG2_E, positive_part
 from torchair.codegen.text.memory import memory_element
-from torchair.codegen.text.point import Point, Slot
+from torchair.codegen.text.point import Point, VectorSlot
 from torchair.codegen.text.writer import Writer, lane_numbers
 
 
 @dataclass(frozen=True)
-class Spot(Slot):
+class Spot(VectorSlot):
     """A vector of a thread: where it begins along the vector axis. A `mask` is an i1 here: whether
     the vector counts. If it does not, `index` is some place that can be read all the same."""
 
@@ -125,11 +125,18 @@ def _is_inverse_root(x: Expr) -> bool:
 
 _SPARE = 60  # powers of two that keep a sum with e^125 finite
 _LOG2_TAIL = (
-    -0.9999867677688599, -1.1514426469802856, -0.4577798545360565, -0.05487241595983505,
-    0.009100180119276047, -0.0011404914548620582, 0.00010391662362962961,
-    -6.603251222259132e-06, 2.754900094714685e-07, -6.752101100460095e-09,
+    -0.9999867677688599,
+    -1.1514426469802856,
+    -0.4577798545360565,
+    -0.05487241595983505,
+    0.009100180119276047,
+    -0.0011404914548620582,
+    0.00010391662362962961,
+    -6.603251222259132e-06,
+    2.754900094714685e-07,
+    -6.752101100460095e-09,
     7.346423469556385e-11,
-)  # fmt: skip
+)
 """log2(erfc(x / sqrt(2)) / 2) for x from 0 to 14.6; 2^-16."""
 
 
@@ -203,5 +210,8 @@ def _rsqrt(x: Vector) -> Vector:
 
 CORRECTED: dict[str, Callable[[Vector], Vector]] = {"rsqrt": _rsqrt}
 APPROXIMATE: dict[str, Callable[[Vector], Vector]] = {
-    "exp": _exp, "gelu": _gelu, "sigmoid": _over_one_plus_exp, "silu": _silu,
-}  # fmt: skip
+    "exp": _exp,
+    "gelu": _gelu,
+    "sigmoid": _over_one_plus_exp,
+    "silu": _silu,
+}

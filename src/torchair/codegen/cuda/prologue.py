@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchair.codegen.cuda.nest import Crew, Form, form_of
+from torchair.codegen.cuda.nest import GridSlice, NestForm, form_of
 from torchair.codegen.cuda.packs import PACK
 from torchair.codegen.cuda.point import Spot, ThreadPoint
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Expr, Nest, Store, children, expressions
-from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Joint, MatMul
+from torchair.codegen.sizes import BYTES
 from torchair.codegen.text.memory import memory_element
 from torchair.codegen.text.point import positions, varying
 
@@ -59,11 +59,11 @@ class RowsOfA:
             w.place(_HERE, w.shared("i128", -(-bytes_of_a(matmul) // PACK)))
         self.form = None if prologue is None else self._form(prologue)
 
-    def _form(self, prologue: Nest) -> Form:
+    def _form(self, prologue: Nest) -> NestForm:
         (store,) = prologue.stores
         here = Store(replace(store.access, operand=_HERE), store.value)
         nest = Nest(prologue.axes, (here,), prologue.reduced)
-        return form_of(self.w, nest, Crew("0", "1", self.threads))
+        return form_of(self.w, nest, GridSlice("0", "1", self.threads))
 
     def fits(self) -> list[str]:
         """Conditions for packs and vectors: some i1."""

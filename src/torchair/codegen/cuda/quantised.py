@@ -26,8 +26,8 @@ from torchair.codegen.cuda.prologue import Epilogue, EpiloguePoint, RowsOfA, byt
 from torchair.codegen.cuda.tiles import OFFSETS, SCALES, B, Cut, TileForm
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
-from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.requests import Joint
+from torchair.codegen.sizes import BYTES, Element
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.codegen.text.memory import load_scalar, memory_element
 from torchair.codegen.text.writer import f32
@@ -60,8 +60,8 @@ class Tiles:
         if form.split > 1:
             self.part = w.entry(f"urem i64 {self.warp}, {form.split}")
             self.group = w.entry(f"udiv i64 {self.warp}, {form.split}")
-        self.digits = _Digits(self)
-        self.meeting = _Meeting(self)
+        self.digits = _SplitBytes(self)
+        self.meeting = _TileReduction(self)
 
     def _asked(self, prologue: Nest | None) -> int:
         """Bytes of shared memory that are asked for at the launch."""
@@ -80,9 +80,16 @@ class Tiles:
         most = resident * w.gpu.multiprocessors
         per_block = self.form.warps // self.form.split
         launch = Launch(
-            self.threads, per_block, (self.cut.tiles,), shared=self.asked, most=most,
-            early=self.early, even=False, resident=resident, room=self.cut.room,
-        )  # fmt: skip
+            self.threads,
+            per_block,
+            (self.cut.tiles,),
+            shared=self.asked,
+            most=most,
+            early=self.early,
+            even=False,
+            resident=resident,
+            room=self.cut.room,
+        )
         return w.kernel(label), launch
 
     def _body(self) -> None:
@@ -116,7 +123,8 @@ class Tiles:
         with w.loop("0", str(self.cut.chunks), 1, carried) as loop:
             after = w.add(loop.index, "1")
             more = w(f"icmp slt i64 {after}, {self.cut.chunks}")
-            following = _Chunk(self,
+            following = _Chunk(
+                self,
                 w(f"select i1 {more}, i64 {tile}, i64 {w.add(tile, step)}"),
                 w(f"select i1 {more}, i64 {after}, i64 0"),
             )
@@ -181,8 +189,10 @@ class Tiles:
     def _factors(self, given: Sequence[str], step: int) -> list[list[list[str]]]:
         """The factors of each matrix in a step, by unit."""
         count = len(self.matrices)
-        found = [given[k * REGISTERS : (k + 1) * REGISTERS]
-                 for k in range(step * count, (step + 1) * count)]  # fmt: skip
+        found = [
+            given[k * REGISTERS : (k + 1) * REGISTERS]
+            for k in range(step * count, (step + 1) * count)
+        ]
         return [packs.factors(self.w, self.cut.bits, pack) for pack in found]
 
     def _multiplied(
@@ -254,8 +264,9 @@ class _Chunk:
             return found
         number = w.add(w.mul(self.number, str(cut.whole)), str(j * cut.segment))
         group = w.least(w.div(number, str(cut.weight.group)), str(cut.groups - 1))
-        at = w.add(w.mul(w.add(w.mul(self.tile, str(cut.groups)), group), str(TILE)),
-                   w.mul(tiles.row, "2"))  # fmt: skip
+        at = w.add(
+            w.mul(w.add(w.mul(self.tile, str(cut.groups)), group), str(TILE)), w.mul(tiles.row, "2")
+        )
         for matrix in tiles.matrices:
             for word, dtype in tiles.tables(matrix):
                 place = w.offset(w.pointer(word), memory_element(dtype), at)
@@ -263,7 +274,7 @@ class _Chunk:
         return found
 
 
-class _Digits:
+class _SplitBytes:
     """Digits of the rows of A in shared memory, a column of tensor cores each: first the lowest of
     all rows. Every warp makes those of its part of k for itself, in units of the largest number of
     that part, and has nobody to wait for. What a lane needs of the units of a pack lies side by
@@ -286,9 +297,9 @@ class _Digits:
         fits = w.entry("icmp eq i64 0, 0")
         for condition in self.tiles.a.fits():
             fits = w(f"and i1 {fits}, {condition}")
-        ways = [partial(self._written, in_packs) for in_packs in (True, False)]
-        self.backs = w.either(fits, "float", *ways)
-        w.meet()
+        configs = [partial(self._written, in_packs) for in_packs in (True, False)]
+        self.backs = w.either(fits, "float", *configs)
+        w.warp_barrier()
 
     def _written(self, in_packs: bool) -> list[str]:
         """Write them: what undoes the scales of rows."""
@@ -313,9 +324,11 @@ class _Digits:
     def _limited(self, registers: list[str], finite: str) -> list[str]:
         dtype = self.tiles.dtype
         return self.w.either(
-            finite, "i32", lambda: registers,
+            finite,
+            "i32",
+            lambda: registers,
             lambda: [packs.limited(self.w, dtype, x) for x in registers],
-        )  # fmt: skip
+        )
 
     def _loaded(self, row: int, number: str, in_packs: bool) -> list[str]:
         """Eight neighbours of the part; zeros where there are none."""
@@ -394,7 +407,7 @@ class _Digits:
         return found
 
 
-class _Meeting:
+class _TileReduction:
     """Warps with parts of the sums of a tile. They meet in one of two areas of shared memory in
     turns, so that one barrier a turn suffices; thread T of a group has total T then."""
 

@@ -8,21 +8,29 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cuda.driver import Call, GpuLibrary
+from torchair.codegen.cuda.driver import GpuLibrary, KernelLaunch
 from torchair.codegen.cuda.jit import Entry, Gpu
 from torchair.codegen.cuda.jobs import Bundle, Join, bundles
-from torchair.codegen.program import SIZES_AT, BadIndex, Memory, NativePart, Outline, Plan, Step
+from torchair.codegen.program import (
+    SIZES_AT,
+    ArgumentLayout,
+    BadIndex,
+    Memory,
+    NativePart,
+    TargetPlan,
+    TargetStep,
+)
 from torchair.codegen.requests import FAR
 from torchair.codegen.target import BrokenKernels, Generated
 from torchair.torch_private import cuda
 
 
-class Shared:
+class SharedLaunches:
     """What all programs of a plan share: how the steps of a part are launched."""
 
-    def __init__(self, steps: Sequence[Step], plan: Plan, join: Join) -> None:
-        self.outline = Outline(steps, plan)
-        self.groups = bundles(steps, plan, self.outline, join)
+    def __init__(self, steps: Sequence[TargetStep], plan: TargetPlan, join: Join) -> None:
+        self.layout = ArgumentLayout(steps, plan)
+        self.groups = bundles(steps, plan, self.layout, join)
         self._entries: list[Entry] | None = None
 
     def built(self, library: GpuLibrary) -> list[Entry]:
@@ -35,7 +43,7 @@ class Shared:
     def faults(self) -> torch.Tensor:
         """Words that a GPU writes, read without waiting for it. They are made with the first
         program: while a device records they cannot be."""
-        count = len(self.outline.faults)
+        count = len(self.layout.faults)
         return torch.zeros(count, dtype=torch.int64, pin_memory=count > 0)
 
 
@@ -45,19 +53,24 @@ class Launches(NativePart):
     is called once."""
 
     def __init__(
-        self, steps: Sequence[Step], memory: Memory, shared: Shared, library: GpuLibrary
+        self,
+        steps: Sequence[TargetStep],
+        memory: Memory,
+        shared: SharedLaunches,
+        library: GpuLibrary,
     ) -> None:
         self.steps, self._library = list(steps), library
         plan, groups = memory.plan, shared.groups
-        self.outline, self.faults = shared.outline, shared.faults
+        self.layout, self.faults = shared.layout, shared.faults
         values = self._values(memory)
         entries = shared.built(library)
-        self._calls: list[Call] = []
-        self._given: list[tuple[int, Any, int]] = []  # word of the outline, where it is given
+        self._calls: list[KernelLaunch] = []
+        # word of the argument layout, where it is given
+        self._given: list[tuple[int, Any, int]] = []
         for group, entry in zip(groups, entries, strict=True):
             early = bool(self._calls) and all(job.launch.early for job in group)
             self._calls.append(self._call(group, entry, values, early))
-        sources = {word: (k, plan.places[slot][1]) for word, k, slot in self.outline.patches}
+        sources = {word: (k, plan.places[slot][1]) for word, k, slot in self.layout.patches}
         self._patches = [
             (words, position, *sources[word])
             for word, words, position in self._given
@@ -65,17 +78,17 @@ class Launches(NativePart):
         ]
 
     def _values(self, memory: Memory) -> list[int]:
-        """All words of the outline, as far as they are known."""
-        values = [0] * self.outline.end
-        self.outline.write_fixed(values, self.faults.data_ptr())
-        self.outline.write_sized(values, memory, self.steps)
+        """All words of the argument layout, as far as they are known."""
+        values = [0] * self.layout.end
+        self.layout.write_fixed(values, self.faults.data_ptr())
+        self.layout.write_sized(values, memory, self.steps)
         return values
 
-    def _call(self, bundle: Bundle, entry: Entry, values: list[int], early: bool) -> Call:
+    def _call(self, bundle: Bundle, entry: Entry, values: list[int], early: bool) -> KernelLaunch:
         """A launch. The first may not begin `early`: it is not known what was launched before, and
         constants that it loads at once may have been laid out anew there."""
         words: list[int] = []
-        where: list[tuple[int, int]] = []  # (word of the outline, position)
+        where: list[tuple[int, int]] = []  # (word of the argument layout, position)
         grid, shared, cluster = 0, 0, 1
         for job in bundle:
             numbers = dict(enumerate(self.steps[job.steps[0]].code.numbers, SIZES_AT))
@@ -84,10 +97,10 @@ class Launches(NativePart):
             words.append(blocks)
             for word in job.kernel.words:
                 part, own = divmod(word, FAR)
-                at = self.outline.blocks[job.steps[part]] + own
+                at = self.layout.blocks[job.steps[part]] + own
                 where.append((at, len(words)))
                 words.append(values[at])
-        call = Call(self._library, entry, grid, words, shared, cluster, early)
+        call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early)
         self._given += [(word, call.words, position) for word, position in where]
         return call
 
@@ -113,7 +126,7 @@ class Launches(NativePart):
         if self.faults.count_nonzero():
             first = int(self.faults.nonzero()[0])
             self.faults.zero_()
-            raise BadIndex(self.steps[self.outline.faults[first][1]])
+            raise BadIndex(self.steps[self.layout.faults[first][1]])
 
 
 # ---- machine code of launches ----
@@ -128,9 +141,7 @@ def compiled(library: GpuLibrary, groups: Sequence[Bundle]) -> list[Entry]:
     return entries
 
 
-def _refuse(
-    library: GpuLibrary, entries: Sequence[Entry], errors: dict[str, Exception]
-) -> None:
+def _refuse(library: GpuLibrary, entries: Sequence[Entry], errors: dict[str, Exception]) -> None:
     """Say which kernels cannot be compiled: those of a launch, tried one by one."""
     broken: dict[str, Exception] = {}
     for entry in entries:

@@ -21,7 +21,7 @@ LOWEST = f32(-math.inf)
 
 
 @dataclass
-class State:
+class SoftmaxState:
     """A part: for each row its maximum, sum of weights, and outputs."""
 
     top: list[str]
@@ -29,7 +29,7 @@ class State:
     outputs: list[list[str]]
 
     @classmethod
-    def empty(cls, rows: int, numbers: int) -> State:
+    def empty(cls, rows: int, numbers: int) -> SoftmaxState:
         """The state of nothing, with so many outputs of each row."""
         return cls([LOWEST] * rows, [ZERO] * rows, [[ZERO] * numbers for _ in range(rows)])
 
@@ -37,14 +37,14 @@ class State:
         """All values, to be carried around a loop."""
         return [*self.top, *self.total, *(x for row in self.outputs for x in row)]
 
-    def like(self, flat: Sequence[str]) -> State:
+    def like(self, flat: Sequence[str]) -> SoftmaxState:
         """The same from a flat list."""
         rows, rest = len(self.top), iter(flat[2 * len(self.top) :])
         outputs = [[next(rest) for _ in row] for row in self.outputs]
-        return State(list(flat[:rows]), list(flat[rows : 2 * rows]), outputs)
+        return SoftmaxState(list(flat[:rows]), list(flat[rows : 2 * rows]), outputs)
 
 
-Part = tuple[str, str, str]
+PartialSoftmax = tuple[str, str, str]
 """An output of a row with the sum of its weights and its maximum."""
 
 
@@ -74,9 +74,11 @@ class Softmax:
         w = self.w
         return w(f"select i1 {w(f'fcmp oeq float {top}, {LOWEST}')}, float {ZERO}, float {top}")
 
-    def add(self, state: State, scores: Sequence[Sequence[str]], values: list[list[str]]) -> State:
+    def add(
+        self, state: SoftmaxState, scores: Sequence[Sequence[str]], values: list[list[str]]
+    ) -> SoftmaxState:
         """A state and some more keys: of each its score in every row, and its values."""
-        w, now = self.w, State([], [], [])
+        w, now = self.w, SoftmaxState([], [], [])
         for row, (old, total, outputs) in enumerate(
             zip(state.top, state.total, state.outputs, strict=True)
         ):
@@ -93,11 +95,11 @@ class Softmax:
             now.outputs.append(outputs)
         return now
 
-    def across(self, state: State, distance: int) -> State:
+    def across(self, state: SoftmaxState, distance: int) -> SoftmaxState:
         """Lanes of a warp that differ in this bit of their number or a higher one, together."""
         w = self.w
         while distance < WARP:
-            now = State([], [], [])
+            now = SoftmaxState([], [], [])
             for old, total, outputs in zip(state.top, state.total, state.outputs, strict=True):
                 top = self.largest([old, w.shuffled(old, "f32", distance)])
                 fade = self.power(old, self.base(top))
@@ -109,7 +111,7 @@ class Softmax:
             state, distance = now, 2 * distance
         return state
 
-    def together(self, parts: Sequence[Part]) -> Part:
+    def together(self, parts: Sequence[PartialSoftmax]) -> PartialSoftmax:
         """Several parts of one output."""
         w = self.w
         top = self.largest([part[2] for part in parts])
@@ -120,12 +122,12 @@ class Softmax:
             output, total = fma(w, mine, fade, output), fma(w, weights, fade, total)
         return output, total, top
 
-    def result(self, part: Part) -> str:
+    def result(self, part: PartialSoftmax) -> str:
         """The output itself; 0 where there was no key."""
         output, total, _ = part
         return self._unless_empty(total, self.w(f"fdiv float {output}, {total}"))
 
-    def logarithm(self, part: Part) -> str:
+    def logarithm(self, part: PartialSoftmax) -> str:
         """The natural logarithm of the sum of all exponentials; 0 where there was no key."""
         w, (_, total, top) = self.w, part
         if not self.natural:
@@ -165,11 +167,11 @@ class Parts:
         for place, x in ((self.totals, total), (self.tops, top)):
             self.w.do(f"store float {x}, ptr {self.w.offset(place, 'float', at)}")
 
-    def read(self, number: int, row: str, feature: str) -> Part:
+    def read(self, number: int, row: str, feature: str) -> PartialSoftmax:
         """One output of a part."""
         return self._read(number, row, feature, lambda at: self.w(f"load float, ptr {at}"))
 
-    def remote(self, block: int, row: str, feature: str) -> Part:
+    def remote(self, block: int, row: str, feature: str) -> PartialSoftmax:
         """One output of the first part of another block of the cluster."""
         w = self.w
 
@@ -185,7 +187,9 @@ class Parts:
     def _row(self, number: str, row: str) -> str:
         return self.w.add(self.w.mul(number, str(self.rows)), row)
 
-    def _read(self, number: int, row: str, feature: str, load: Callable[[str], str]) -> Part:
+    def _read(
+        self, number: int, row: str, feature: str, load: Callable[[str], str]
+    ) -> PartialSoftmax:
         w, at = self.w, self._row(str(number), row)
         first = w.add(w.mul(at, str(self.width)), feature)
         output = load(w.offset(self.outputs, "float", first))

@@ -17,11 +17,11 @@ from torchair.codegen.cuda.gemv import forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.jobs import launches_of
 from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
-from torchair.codegen.cuda.run import Launches, Shared, entry_alone, entry_of
+from torchair.codegen.cuda.run import Launches, SharedLaunches, entry_alone, entry_of
 from torchair.codegen.cuda.tiles import B, packs_of
 from torchair.codegen.cuda.trial import GpuTrial, Replay
 from torchair.codegen.llvm import binding
-from torchair.codegen.program import Memory, Plan, SizedPart, Sizes, Step, Subject
+from torchair.codegen.program import Memory, PlanFamily, SizedPart, Subject, TargetPlan, TargetStep
 from torchair.codegen.requests import Attention, Joint, Loops, Product, Request
 
 TYPES = ("f32", "bf16", "f16")
@@ -51,7 +51,7 @@ class CudaTarget:
         self.name = f"cuda:{index}"
         self._own = None if machine is None else GpuLibrary(index, machine)
         self._joints: dict[Any, Joint | None] = {}
-        self._orders: dict[tuple[Any, target.Way], target.KernelOrder | None] = {}
+        self._orders: dict[tuple[Any, target.KernelConfig], target.KernelOrder | None] = {}
 
     @property
     def library(self) -> GpuLibrary:
@@ -77,17 +77,17 @@ class CudaTarget:
             return None if self.library.provided else str(e)
         return None
 
-    def declines(self, head: target.Head) -> str | None:
+    def declines(self, anchor: target.Anchor) -> str | None:
         """Why there is no generator for an operator."""
-        if head.kind not in ("matmul", "attention") or head.dtype not in TYPES:
+        if anchor.kind not in ("matmul", "attention") or anchor.dtype not in TYPES:
             return "torch's libraries serve it"
-        if head.rows is None or not 1 <= head.rows <= FEW:
+        if anchor.rows is None or not 1 <= anchor.rows <= FEW:
             return "torch's libraries serve many rows"
-        if head.quantised:
-            return None if head.constant else "its quantised weights may change"
-        if head.kind == "matmul":
-            return None if head.along else "its matrix is not stored along the sum"
-        wide = head.width is None or head.width > WIDEST_HEAD or head.width % 8
+        if anchor.quantised:
+            return None if anchor.constant else "its quantised weights may change"
+        if anchor.kind == "matmul":
+            return None if anchor.along else "its matrix is not stored along the sum"
+        wide = anchor.width is None or anchor.width > WIDEST_HEAD or anchor.width % 8
         return "its heads are too wide" if wide else None
 
     def choices(self, request: Request) -> target.Choices:
@@ -107,13 +107,13 @@ class CudaTarget:
         return {}
 
     def generate(
-        self, request: Request, label: str, way: target.Way = target.AS_EVER
+        self, request: Request, label: str, config: target.KernelConfig = target.DEFAULT_CONFIG
     ) -> target.Generated:
         """The kernel of a request."""
-        machine, word = self.library.machine, way.word("form")
+        machine, word = self.library.machine, config.choice("form")
         form = self._forms(request)[word] if word else None
         if isinstance(request, Loops):
-            shape = NestShape(way.number("lanes", 0), way.number("threads", 0))
+            shape = NestShape(config.integer("lanes", 0), config.integer("threads", 0))
             kernel, launch = print_nest(request.nest, machine, label, shape=shape, early=True)
         elif isinstance(request, Product | Joint):
             kernel, launch = gemv(request, machine, label, form, early=True)
@@ -127,9 +127,12 @@ class CudaTarget:
         return target.Generated(kernel, 0, _packs(request), launch)
 
     def joined(
-        self, key: Any, make: Callable[[], Joint | None], label: str,
-        way_of: Callable[[Joint], target.Way],
-    ) -> target.KernelOrder | None:  # fmt: skip
+        self,
+        key: Any,
+        make: Callable[[], Joint | None],
+        label: str,
+        config_of: Callable[[Joint], target.KernelConfig],
+    ) -> target.KernelOrder | None:
         """A kernel for several requests at once, made once for requests like these; None if there
         is none."""
         if key not in self._joints:
@@ -137,28 +140,28 @@ class CudaTarget:
         request = self._joints[key]
         if request is None:
             return None
-        way = way_of(request)
-        if (key, way) not in self._orders:
+        config = config_of(request)
+        if (key, config) not in self._orders:
             order = target.KernelOrder(self, request, label)
-            order.way = way
-            self._orders[key, way] = order if _is_served(order) else None
-        return self._orders[key, way]
+            order.config = config
+            self._orders[key, config] = order if _is_served(order) else None
+        return self._orders[key, config]
 
     # ---- running ----
 
-    def schedule(self, plan: Plan) -> None:
+    def schedule(self, plan: TargetPlan) -> None:
         """Join kernels, and choose which stand side by side in a launch."""
         for part in plan.native_parts:
             self._shared(part, plan)
 
-    def _shared(self, steps: Sequence[Step], plan: Plan) -> Shared:
+    def _shared(self, steps: Sequence[TargetStep], plan: TargetPlan) -> SharedLaunches:
         """The launches of a part; of one that was not scheduled now."""
         key = ("launches", *(id(s.code.operands) for s in steps))
-        if key not in plan.outlines:
-            plan.outlines[key] = Shared(steps, plan, self.joined)
-        return plan.outlines[key]
+        if key not in plan.layouts:
+            plan.layouts[key] = SharedLaunches(steps, plan, self.joined)
+        return plan.layouts[key]
 
-    def entries(self, plan: Plan) -> list[Entry]:
+    def entries(self, plan: TargetPlan) -> list[Entry]:
         """What the launches of a plan run."""
         groups = [g for part in plan.native_parts for g in self._shared(part, plan).groups]
         return [entry_of(group, self.library.machine) for group in groups]
@@ -169,15 +172,18 @@ class CudaTarget:
             self._shared(part, plan).built(self.library)
 
     def bind(
-        self, steps: Sequence[Step], memory: Memory, threads: int, last: Sequence[int] = ()
+        self, steps: Sequence[TargetStep], memory: Memory, threads: int, last: Sequence[int] = ()
     ) -> Launches:
         """Steps as launches; for a part of a plan that is built nothing is compiled."""
         return Launches(steps, memory, self._shared(steps, memory.plan), self.library)
 
     def bind_sized(
-        self, family: Sizes, threads: int, last: Sequence[int],
+        self,
+        family: PlanFamily,
+        threads: int,
+        last: Sequence[int],
         scratch: Callable[[int], torch.Tensor] | None,
-    ) -> SizedPart:  # fmt: skip
+    ) -> SizedPart:
         """A plan of a GPU is for one set of sizes."""
         raise NotImplementedError("a GPU does not resize programs")
 
@@ -187,7 +193,7 @@ class CudaTarget:
         """A kernel has as many as it wants."""
         return 0
 
-    def subjects(self, plan: Plan) -> list[Subject]:
+    def subjects(self, plan: TargetPlan) -> list[Subject]:
         """The kernels of all launches."""
         return [
             Subject(job.order, [steps[k] for k in job.steps], len(bundle) > 1)
@@ -201,9 +207,13 @@ class CudaTarget:
         return tensor.clone()
 
     def trial(
-        self, made: target.Generated, words: Sequence[Mapping[int, int]], steps: int,
-        threads: int, keep: Any,
-    ) -> GpuTrial:  # fmt: skip
+        self,
+        made: target.Generated,
+        words: Sequence[Mapping[int, int]],
+        steps: int,
+        threads: int,
+        keep: Any,
+    ) -> GpuTrial:
         """Launches of one kernel."""
         return GpuTrial(made, words, self.library, keep)
 

@@ -11,13 +11,13 @@ from torchair.codegen.cuda import packs
 from torchair.codegen.cuda.jit import MOST_SHARED, SHARED, WARP, Gpu
 from torchair.codegen.cuda.packs import COLUMNS, EACH, REGISTERS, TILE, UNIT
 from torchair.codegen.cuda.prologue import row_of_a
-from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Joint, MatMul
+from torchair.codegen.sizes import BYTES
 from torchair.codegen.target import Pack
 
 B, SCALES, OFFSETS = 1, 3, 4
 """Words of addresses."""
-_SMALL_CREWS = ((4, 8), (4, 4), (2, 8), (2, 2), (1, 8), (1, 1))
+_SMALL_GROUPS = ((4, 8), (4, 4), (2, 8), (2, 2), (1, 8), (1, 1))
 """Warps of a tile and of a block, where there is no room or no work for more."""
 _WARPS, _FLYING = 32, 128  # of a multiprocessor: warps at work, and their packs, that suffice
 _THREADS, _REGISTERS = 2048, 65536  # of a multiprocessor
@@ -86,17 +86,19 @@ def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool =
         fits = Cut(matmul, form, 1 + pair).shared <= SHARED
         if fits and most >= form.split * form.depth:
             return form
-    crews = ((16, 16), (8, 8)) if few else ((8, 8), (16, 16))
+    groups = ((16, 16), (8, 8)) if few else ((8, 8), (16, 16))
     found = [
         TileForm(depth, split, warps)
-        for split, warps in (*crews, *_SMALL_CREWS)
+        for split, warps in (*groups, *_SMALL_GROUPS)
         for depth in (8, 4, 7, 2, 1)
         if split <= most and depth <= -(-most // split)
     ]
     cuts = {form: Cut(matmul, form, 1 + pair) for form in found}
-    fitting = [f for f in found if cuts[f].shared <= SHARED] or [
-        f for f in found if cuts[f].shared <= MOST_SHARED
-    ] or found[-1:]
+    fitting = (
+        [f for f in found if cuts[f].shared <= SHARED]
+        or [f for f in found if cuts[f].shared <= MOST_SHARED]
+        or found[-1:]
+    )
     large = [f for f in fitting if f.split >= 8] or fitting
     return max(large, key=lambda f: cuts[f].busy(gpu))
 

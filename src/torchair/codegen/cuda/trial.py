@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cuda.driver import Call, GpuLibrary
+from torchair.codegen.cuda.driver import GpuLibrary, KernelLaunch
 from torchair.codegen.cuda.run import entry_alone
 from torchair.codegen.target import Generated
 
@@ -64,12 +64,16 @@ class GpuTrial:
         blocks = launch.blocks(lambda word: 0)
         self._device = torch.device("cuda", library.index)
         self._calls = [
-            Call(
-                library, entry, blocks, [blocks, *(w[k] for k in made.kernel.words)],
-                launch.shared, launch.cluster,
+            KernelLaunch(
+                library,
+                entry,
+                blocks,
+                [blocks, *(w[k] for k in made.kernel.words)],
+                launch.shared,
+                launch.cluster,
             )
             for w in words
-        ]  # fmt: skip
+        ]
         self._calls *= -(-LAUNCHES // len(self._calls))
         self.steps = len(self._calls)
         self._recorded: Replay | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchair.codegen.cuda.jit import WARP, Gpu
-from torchair.codegen.numbers import Element, Size, Word
+from torchair.codegen.sizes import Element, Size, Word
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import BITS, KernelWriter, is_float
 
@@ -74,7 +74,7 @@ class GpuWriter(KernelWriter):
         """Wait for all threads of the block; what they wrote to shared memory is there then."""
         self.call("void", "llvm.nvvm.barrier0")
 
-    def meet(self) -> None:
+    def warp_barrier(self) -> None:
         """The same for all threads of the warp."""
         self.call("void", "llvm.nvvm.bar.warp.sync", ("i32", "-1"))
 
@@ -132,13 +132,13 @@ class GpuWriter(KernelWriter):
         """What is computed in one way if an i1 is true, and in another way if it is not."""
         n = self.name("E")
         self.do(f"br i1 {condition}, label %{n}.yes, label %{n}.no")
-        ways = []
+        configs = []
         for label, values in (("yes", yes), ("no", no)):
             self.label(f"{n}.{label}")
-            ways.append([f"[ {x}, %{self.block} ]" for x in values()])
+            configs.append([f"[ {x}, %{self.block} ]" for x in values()])
             self.do(f"br label %{n}.done")
         self.label(f"{n}.done")
-        return [self(f"phi {kind} {a}, {b}") for a, b in zip(*ways, strict=True)]
+        return [self(f"phi {kind} {a}, {b}") for a, b in zip(*configs, strict=True)]
 
     def shuffled(self, x: str, dtype: Element, distance: int) -> str:
         """The value of the thread whose number differs from this one's in one bit."""
@@ -153,9 +153,13 @@ class GpuWriter(KernelWriter):
 
     def _bfly(self, suffix: str, kind: str, x: str, distance: int) -> str:
         return self.call(
-            kind, f"llvm.nvvm.shfl.sync.bfly.{suffix}",
-            ("i32", "-1"), (kind, x), ("i32", str(distance)), ("i32", str(WARP - 1)),
-        )  # fmt: skip
+            kind,
+            f"llvm.nvvm.shfl.sync.bfly.{suffix}",
+            ("i32", "-1"),
+            (kind, x),
+            ("i32", str(distance)),
+            ("i32", str(WARP - 1)),
+        )
 
     def _shuffled_wide(self, x: str, dtype: Element, distance: int) -> str:
         bits = self(f"bitcast double {x} to i64") if is_float(dtype) else x

@@ -15,7 +15,7 @@ from torchair.codegen.text import maths_wide as wide
 from torchair.codegen.text.maths_vector import Vector, by_lane, rescued
 from torchair.codegen.text.writer import Writer
 
-Formula = Callable[..., Vector]
+VectorFormula = Callable[..., Vector]
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Function:
     """A function of `operands` vectors: its formulas over float32 and over float64."""
 
     operands: int
-    single: Formula
-    double: Formula
+    single: VectorFormula
+    double: VectorFormula
 
 
 def apply(
@@ -43,7 +43,7 @@ def apply(
     return formula(*(Vector(w, count, kind, arg) for arg in args)).name
 
 
-def _widened(formula: Formula) -> Formula:
+def _widened(formula: VectorFormula) -> VectorFormula:
     """A formula over doubles as one over float32."""
 
     def narrow(*args: Vector) -> Vector:
@@ -52,11 +52,11 @@ def _widened(formula: Formula) -> Formula:
     return narrow
 
 
-def _library(name: str) -> Formula:
+def _library(name: str) -> VectorFormula:
     return lambda *args: by_lane(name, *args)
 
 
-def _instruction(name: str) -> Formula:
+def _instruction(name: str) -> VectorFormula:
     return lambda x: x.intrinsic(name)
 
 
@@ -250,7 +250,7 @@ _IN_DOUBLES = (
     wide.log2, wide.log10, wide.log1p, wide.erfc, wide.tan, wide.atan, wide.asin, wide.acos,
     wide.sinh, wide.cosh, wide.asinh, wide.acosh, wide.atanh,
 )  # fmt: skip
-_OF_THE_C_LIBRARY: dict[str, Formula] = {
+_OF_THE_C_LIBRARY: dict[str, VectorFormula] = {
     **{formula.__name__: formula for formula in _IN_FLOATS},
     **{formula.__name__: _widened(formula) for formula in _IN_DOUBLES},
 }  # float32 formulas of functions that the C library has for float64

@@ -19,10 +19,10 @@ def _size(kind: str) -> int:
     return _FLOATS[kind][2] if kind in _FLOATS else int(kind[1:])
 
 
-def _binary(name: str) -> Callable[[Vector, Operand], Vector]:
+def _binary(name: str) -> Callable[[Vector, VectorOperand], Vector]:
     """An operator on numbers of one kind."""
 
-    def write(left: Vector, right: Operand) -> Vector:
+    def write(left: Vector, right: VectorOperand) -> Vector:
         return left.by(f"f{name}" if left.is_float else name, right)
 
     return write
@@ -34,10 +34,10 @@ def _flipped(name: str) -> Callable[[Vector, float], Vector]:
     return lambda right, left: plain(right.like(left), right)
 
 
-def _compared(ordered: str, integer: str) -> Callable[[Vector, Operand], Vector]:
+def _compared(ordered: str, integer: str) -> Callable[[Vector, VectorOperand], Vector]:
     """A comparison, of floats and of integers: a vector of i1."""
 
-    def write(left: Vector, right: Operand) -> Vector:
+    def write(left: Vector, right: VectorOperand) -> Vector:
         code = f"fcmp {ordered}" if left.is_float else f"icmp {integer}"
         return left.of("i1", left.w(f"{code} {left.type} {left.name}, {left.like(right).name}"))
 
@@ -71,14 +71,14 @@ class Vector:
         """Another value with as many lanes."""
         return Vector(self.w, self.lanes, kind, name)
 
-    def like(self, value: Operand) -> Vector:
+    def like(self, value: VectorOperand) -> Vector:
         """An operand as a vector of this type."""
         if isinstance(value, Vector):
             return value
         text = _FLOATS[self.kind][1](value) if self.is_float else str(int(value))
         return self.of(self.kind, f"splat ({self.kind} {text})" if self.lanes else text)
 
-    def by(self, code: str, other: Operand) -> Vector:
+    def by(self, code: str, other: VectorOperand) -> Vector:
         """An instruction of two numbers of one kind."""
         text = f"{code} {self.type} {self.name}, {self.like(other).name}"
         return self.of(self.kind, self.w(text))
@@ -108,7 +108,7 @@ class Vector:
     below, above = _compared("ult", "ult"), _compared("ugt", "ugt")  # of integers without a sign
     at_least = _compared("uge", "uge")
 
-    def select(self, yes: Vector, no: Operand) -> Vector:
+    def select(self, yes: Vector, no: VectorOperand) -> Vector:
         """Of a vector of i1: `yes` where it is true, `no` elsewhere."""
         values = f"{yes.type} {yes.name}, {yes.type} {yes.like(no).name}"
         return yes.of(yes.kind, self.w(f"select {self.type} {self.name}, {values}"))
@@ -128,18 +128,18 @@ class Vector:
 
     # ---- other instructions ----
 
-    def intrinsic(self, name: str, *others: Operand) -> Vector:
+    def intrinsic(self, name: str, *others: VectorOperand) -> Vector:
         """An LLVM intrinsic whose operands all have this type."""
         lanes = f"v{self.lanes}" if self.lanes else ""
         full = f"llvm.{name}.{lanes}{_FLOATS[self.kind][0] if self.is_float else self.kind}"
         args = [(self.type, v.name) for v in (self, *map(self.like, others))]
         return self.of(self.kind, self.w.call(self.type, full, *args))
 
-    def fused(self, factor: Operand, addend: Operand) -> Vector:
+    def fused(self, factor: VectorOperand, addend: VectorOperand) -> Vector:
         """self * factor + addend with one rounding; only for targets that have it."""
         return self.intrinsic("fma", factor, addend)
 
-    def times_plus(self, factor: Operand, addend: Operand) -> Vector:
+    def times_plus(self, factor: VectorOperand, addend: VectorOperand) -> Vector:
         """self * factor + addend the fast way: with one rounding if the machine can."""
         if self.w.machine.fma:
             return self.fused(factor, addend)
@@ -192,7 +192,7 @@ class Vector:
         self.w.do(f"store {self.type} {self.name}, ptr {at}, align {align}")
 
 
-Operand = Vector | float
+VectorOperand = Vector | float
 """What an operator takes on its right side."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchair.codegen.numbers import BYTES, SHORT_FLOATS, STORAGE, Element, register_type
+from torchair.codegen.sizes import BYTES, SHORT_FLOATS, STORAGE, Element, register_type
 from torchair.codegen.text import writer
 from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.writer import Writer
@@ -60,9 +60,14 @@ def masked_load(w: Writer, element: str, pointer: str, mask: str, lanes: int, al
 
 
 def store_vector(
-    w: Writer, dtype: Element, value: str, pointer: str, lanes: int, mask: str | None,
+    w: Writer,
+    dtype: Element,
+    value: str,
+    pointer: str,
+    lanes: int,
+    mask: str | None,
     align: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write neighbouring elements."""
     element, align = memory_element(dtype), align or BYTES[dtype]
     t = f"<{lanes} x {element}>"
@@ -119,9 +124,14 @@ def load_apart(w: Writer, dtype: Element, pointer: str, distances: Sequence[str]
 
 
 def scatter(
-    w: Writer, dtype: Element, value: str, pointer: str, index: tuple[str, str], lanes: int,
+    w: Writer,
+    dtype: Element,
+    value: str,
+    pointer: str,
+    index: tuple[str, str],
+    lanes: int,
     mask: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Write elements at distances from an address."""
     element, value = memory_element(dtype), leaving(w, value, dtype, lanes)
     name = f"llvm.masked.scatter.{_suffix(element, lanes)}.v{lanes}p0"

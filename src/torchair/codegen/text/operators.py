@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from torchair.codegen.loops import Expr
-from torchair.codegen.numbers import Element
+from torchair.codegen.sizes import Element
 from torchair.codegen.text import maths, writer
 from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.writer import REGISTER, UNSIGNED, Writer, is_float, literal, register
@@ -43,9 +43,14 @@ def operate(w: Writer, x: Expr, args: Sequence[str], lanes: int) -> str:
 
 
 def extreme(
-    w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int,
+    w: Writer,
+    kind: str,
+    a: str,
+    b: str,
+    dtype: Element,
+    lanes: int,
     numbers: tuple[bool, bool] = (False, False),
-) -> str:  # fmt: skip
+) -> str:
     """The smaller or larger of two. NaN if either is, cheaper where one is a number for sure."""
     t = register(dtype, lanes)
     if not is_float(dtype):

@@ -23,7 +23,7 @@ from torchair.codegen.loops import (
     expressions,
     rebuilt,
 )
-from torchair.codegen.numbers import BYTES, Element, Size
+from torchair.codegen.sizes import BYTES, Element, Size
 from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.point import place_varies, varying
 from torchair.codegen.text.writer import REGISTER, Writer, is_float
@@ -209,14 +209,20 @@ class NestPlan:
         return max((self.axis_level[a] for a, s in enumerate(place.strides) if s != 0), default=0)
 
 
-Form = tuple[tuple[int, ...], int]
+LoopForm = tuple[tuple[int, ...], int]
 """The loops of a unit, and its vectors where the vector axis is not one of the loops."""
 
 
 def make_plan(
-    nest: Nest, lanes: int, fma: bool = False, unlimited: bool = False, form: Form | None = None,
-    scratch: int = SCRATCH, unroll: int = 0, batch_invariant: bool = False,
-) -> NestPlan:  # fmt: skip
+    nest: Nest,
+    lanes: int,
+    fma: bool = False,
+    unlimited: bool = False,
+    form: LoopForm | None = None,
+    scratch: int = SCRATCH,
+    unroll: int = 0,
+    batch_invariant: bool = False,
+) -> NestPlan:
     """The plan of a nest whose sizes are ints or words. Where the size of a row is not known the
     plan may have a limit; an `unlimited` one keeps nothing in memory then. `unroll` are rounds of
     the innermost loops at a time, 0: as many as suit each. With `batch_invariant` only the
@@ -279,7 +285,7 @@ def _of_one(x: Expr) -> Expr:
     return Expr("add", x.dtype, (x.args[0], const(0.0, x.dtype))) if sums else x.args[0]
 
 
-def _form(nest: Nest, lanes: int, cost: int, batch_invariant: bool) -> Form:
+def _form(nest: Nest, lanes: int, cost: int, batch_invariant: bool) -> LoopForm:
     """Which axes are loops inside of a unit, and how many vectors a unit has otherwise."""
     last = len(nest.axes) - 1
     around = tuple(a for a in sorted(nest.reduced) if a != last)
@@ -355,9 +361,15 @@ class _Phases:
     """Divides the work of a unit into phases and decides what is kept between them."""
 
     def __init__(
-        self, plan: NestPlan, order: list[Expr], costs: dict[int, int], lanes: int, fma: bool,
-        scratch: int, unroll: int,
-    ) -> None:  # fmt: skip
+        self,
+        plan: NestPlan,
+        order: list[Expr],
+        costs: dict[int, int],
+        lanes: int,
+        fma: bool,
+        scratch: int,
+        unroll: int,
+    ) -> None:
         self.plan, self.order, self.costs, self.lanes = plan, order, costs, lanes
         self.fma, self.wanted = fma, unroll
         self.home: dict[int, int] = {}  # the phase in which a row value is computed first

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torchair.codegen.loops import OPERATORS, Access, Expr, Nest, Store, expressions
-from torchair.codegen.numbers import BYTES, Size, Word, register_type
+from torchair.codegen.sizes import BYTES, Size, Word, register_type
 from torchair.codegen.text import memory, writer
 from torchair.codegen.text.operators import function, operate
 from torchair.codegen.text.writer import REGISTER, KernelWriter, lane_numbers
 
-Key = tuple[object, ...]
+ValueKey = tuple[object, ...]
 """Under what a written value is found again."""
 
 
 @dataclass(frozen=True)
-class Slot:
+class VectorSlot:
     """One of several vectors at a time: how many elements behind the first, and its lanes."""
 
     shift: int = 0
@@ -62,9 +62,14 @@ class Point:
     """
 
     def __init__(
-        self, w: KernelWriter, vector_axis: int, varies: set[int], given: Sequence[str] = (),
-        axis_level: Mapping[int, int] | None = None, level: Mapping[int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        w: KernelWriter,
+        vector_axis: int,
+        varies: set[int],
+        given: Sequence[str] = (),
+        axis_level: Mapping[int, int] | None = None,
+        level: Mapping[int, int] | None = None,
+    ) -> None:
         self.w = w
         self.lanes = w.lanes
         self.vector_axis = vector_axis
@@ -73,9 +78,9 @@ class Point:
         self.axis_level = axis_level or {}
         self.level = level or {}
         self.index: dict[int, str] = {}
-        self.slots: list[Slot] = [Slot()]
+        self.slots: list[VectorSlot] = [VectorSlot()]
         self.sources: dict[int, Callable[[int], str]] = {}  # values that are kept elsewhere
-        self._scopes: list[dict[Key, str]] = [{}]
+        self._scopes: list[dict[ValueKey, str]] = [{}]
 
     # ---- what is known ----
 
@@ -86,21 +91,21 @@ class Point:
         yield
         self._scopes.pop()
 
-    def find(self, key: Key) -> str | None:
+    def find(self, key: ValueKey) -> str | None:
         """A value written before, if it is known here."""
         for known in reversed(self._scopes):
             if key in known:
                 return known[key]
         return None
 
-    def keep(self, key: Key, value: str) -> str:
+    def keep(self, key: ValueKey, value: str) -> str:
         """Remember a value in the innermost scope."""
         self._scopes[-1][key] = value
         return value
 
     # ---- values ----
 
-    def key(self, x: Expr, slot: int) -> Key:
+    def key(self, x: Expr, slot: int) -> ValueKey:
         """Under what the value of an expression is known."""
         return (id(x), slot) if id(x) in self.varies else (id(x),)
 
@@ -176,7 +181,7 @@ class Point:
         """The address of the first slot as far as it is known in this loop, or the whole."""
         top = self._depth(place) if level is None else level
         linear = (place.operand, place.dtype, place.strides, place.offset)
-        key: Key = ("pointer", *linear, id(place.extra), top)
+        key: ValueKey = ("pointer", *linear, id(place.extra), top)
         found = self.find(key)
         if found is not None:
             return found
@@ -319,9 +324,13 @@ def positions(w: KernelWriter, flat: str, sizes: Sequence[Size]) -> list[str]:
 
 
 def emit_point(
-    w: KernelWriter, stores: Sequence[Store], index: Sequence[str], vector_axis: int,
-    given: Sequence[str], mask: str | None,
-) -> None:  # fmt: skip
+    w: KernelWriter,
+    stores: Sequence[Store],
+    index: Sequence[str],
+    vector_axis: int,
+    given: Sequence[str],
+    mask: str | None,
+) -> None:
     """Evaluate and store at one vector of points: an epilogue of other generators.
 
     `index` are the positions of the axes, that of the vector axis being its first point. `given`
@@ -330,7 +339,7 @@ def emit_point(
     order = expressions(Nest((), tuple(stores)))
     point = Point(w, vector_axis, varying(order, vector_axis), given)
     point.index = dict(enumerate(index))
-    point.slots = [Slot(0, mask)]
+    point.slots = [VectorSlot(0, mask)]
     for x in order:
         point.value(x)
     for s in stores:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from torchair.codegen.loops import Access, Expr
-from torchair.codegen.numbers import BYTES
+from torchair.codegen.sizes import BYTES
 from torchair.codegen.text import writer
 from torchair.codegen.text.memory import load_vector, memory_element, store_vector
 from torchair.codegen.text.operators import across, combine, identity, together
 from torchair.codegen.text.plan import NestPlan, Phase, Sums, Totals, row_elements
-from torchair.codegen.text.point import Point, Slot
+from torchair.codegen.text.point import Point, VectorSlot
 
-Body = Callable[[str, Sums], Sums]
+LoopBody = Callable[[str, Sums], Sums]
 """A round of a loop: from its index and the accumulators to what they are after it."""
 
 
-def static_slots(count: int, lanes: int) -> list[Slot]:
+def static_slots(count: int, lanes: int) -> list[VectorSlot]:
     """The vectors of so many elements, the last one masked if it is not full."""
-    slots = [Slot(k * lanes) for k in range(count // lanes)]
+    slots = [VectorSlot(k * lanes) for k in range(count // lanes)]
     if count % lanes:
-        slots.append(Slot(count // lanes * lanes, writer.prefix_mask(lanes, count % lanes)))
+        slots.append(VectorSlot(count // lanes * lanes, writer.prefix_mask(lanes, count % lanes)))
     return slots
 
 
@@ -50,7 +50,7 @@ class UnitWriter:
         self,
         index: Mapping[int, str],
         bounds: tuple[str, str],
-        slots: Sequence[Slot] = (),
+        slots: Sequence[VectorSlot] = (),
         kept: Mapping[int, Callable[[int], str]] | None = None,
     ) -> None:
         """A unit at a position of the parallel axes: a range of the vector axis where that is a
@@ -140,7 +140,7 @@ class UnitWriter:
             return 1
         return phase.unroll * (self.lanes if axis == self.vector_axis else 1)
 
-    def _in_blocks(self, phase: Phase, axis: int, body: Body) -> Body:
+    def _in_blocks(self, phase: Phase, axis: int, body: LoopBody) -> LoopBody:
         """A round of a loop that may be long: at the end of a block sums begin anew."""
         w, totals = self.w, self.totals
         if totals is None or axis not in phase.blocks:
@@ -173,7 +173,7 @@ class UnitWriter:
         """The innermost loop where that is not the vector axis: several rounds at a time, each
         with its own sums, then single ones."""
 
-        def rounds(count: int) -> Body:
+        def rounds(count: int) -> LoopBody:
             def body(index: str, sums: Sums) -> Sums:
                 for k in range(count):
                     with self.point.scope():
@@ -189,7 +189,9 @@ class UnitWriter:
         sums = self._loop(phase, "0", end, many, sums, self._in_blocks(phase, axis, rounds(many)))
         return sums if end == size else self._loop(phase, end, size, 1, sums, rounds(1))
 
-    def _loop(self, phase: Phase, start: str, stop: str, step: int, sums: Sums, body: Body) -> Sums:
+    def _loop(
+        self, phase: Phase, start: str, stop: str, step: int, sums: Sums, body: LoopBody
+    ) -> Sums:
         """A loop that carries sums."""
         carried = []
         for r, mine in zip(phase.reductions, sums, strict=True):
@@ -207,7 +209,7 @@ class UnitWriter:
 
         def rest(index: str, sums: Sums) -> Sums:
             mask = writer.lanes_below(w, w.sub(stop, index))
-            return self._vectors(phase, index, [Slot(0, mask)], sums)
+            return self._vectors(phase, index, [VectorSlot(0, mask)], sums)
 
         w, size = self.w, self.plan.nest.axes[-1]
         whole = isinstance(size, int) and size % self.lanes == 0
@@ -224,9 +226,9 @@ class UnitWriter:
         last = self._in_blocks(phase, self.vector_axis, rest) if self.plan.compact else rest
         return self._loop(phase, start, stop, self.lanes, sums, last)
 
-    def _full(self, phase: Phase, count: int) -> Body:
+    def _full(self, phase: Phase, count: int) -> LoopBody:
         """A round of so many vectors. Only the loop with most of them at a time may be long."""
-        slots = [Slot(k * self.lanes) for k in range(count)]
+        slots = [VectorSlot(k * self.lanes) for k in range(count)]
 
         def body(index: str, sums: Sums) -> Sums:
             return self._vectors(phase, index, slots, sums)
@@ -246,7 +248,7 @@ class UnitWriter:
                 sums = self._vectors(phase, str(end), static_slots(stop - end, self.lanes), sums)
         return sums
 
-    def _vectors(self, phase: Phase, index: str, slots: Sequence[Slot], sums: Sums) -> Sums:
+    def _vectors(self, phase: Phase, index: str, slots: Sequence[VectorSlot], sums: Sums) -> Sums:
         self.point.index[self.vector_axis] = index
         self.point.slots = list(slots)
         self._level(phase, self.plan.depth)

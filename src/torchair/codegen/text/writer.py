@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchair.codegen.numbers import Element, Size, Word
+from torchair.codegen.sizes import Element, Size, Word
 from torchair.codegen.target import Kernel
 
 
@@ -53,12 +53,15 @@ class Machine:
         return False
 
 
-Index = str | int
+IndexText = str | int
 """An i64: a number, or its value in a text."""
 _FOLDED: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "udiv": operator.floordiv,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "udiv": operator.floordiv,
     "urem": operator.mod,
-}  # fmt: skip
+}
 
 SHORT_NAMES = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
 """How intrinsics name types of floats."""
@@ -171,7 +174,7 @@ class Writer:
         how = ("i32", "0"), ("i32", str(often)), ("i32", "1")
         self.call("void", "llvm.prefetch.p0", ("ptr", at), *how)
 
-    def clear(self, at: str, bytes_: Index) -> None:
+    def clear(self, at: str, bytes_: IndexText) -> None:
         """Fill memory with zeros."""
         how = ("i8", "0"), ("i64", str(bytes_)), ("i1", "false")
         self.call("void", "llvm.memset.p0.i64", ("ptr", at), *how)
@@ -189,7 +192,7 @@ class Writer:
         first = self(f"insertelement {vt} poison, {element} {value}, i64 0")
         return self(f"shufflevector {vt} {first}, {vt} poison, <{n} x i32> zeroinitializer")
 
-    def offset(self, pointer: str, element: str, index: Index) -> str:
+    def offset(self, pointer: str, element: str, index: IndexText) -> str:
         """The address `index` elements further."""
         if str(index) == "0":
             return pointer
@@ -202,14 +205,14 @@ class Writer:
             return str(_FOLDED[name](int(a), int(b)))
         return self(f"{name} i64 {a}, {b}")
 
-    def add(self, a: Index, b: Index) -> str:
+    def add(self, a: IndexText, b: IndexText) -> str:
         """a + b over i64."""
         a, b = str(a), str(b)
         if a == "0" or b == "0":
             return b if a == "0" else a
         return self._integer("add", a, b)
 
-    def mul(self, a: Index, b: Index) -> str:
+    def mul(self, a: IndexText, b: IndexText) -> str:
         """a * b over i64."""
         a, b = str(a), str(b)
         if a == "0" or b == "0":
@@ -218,33 +221,33 @@ class Writer:
             return b if a == "1" else a
         return self._integer("mul", a, b)
 
-    def sub(self, a: Index, b: Index) -> str:
+    def sub(self, a: IndexText, b: IndexText) -> str:
         """a - b over i64."""
         a, b = str(a), str(b)
         return a if b == "0" else self._integer("sub", a, b)
 
-    def div(self, a: Index, b: Index) -> str:
+    def div(self, a: IndexText, b: IndexText) -> str:
         """a / b for numbers that are not negative."""
         a, b = str(a), str(b)
         return a if b == "1" else self._integer("udiv", a, b)
 
-    def ceil(self, a: Index, b: Index) -> str:
+    def ceil(self, a: IndexText, b: IndexText) -> str:
         """a / b rounded up, for numbers that are not negative."""
         return self.div(self.add(a, self.sub(b, 1)), b)
 
-    def rem(self, a: Index, b: Index) -> str:
+    def rem(self, a: IndexText, b: IndexText) -> str:
         """a % b for numbers that are not negative."""
         a, b = str(a), str(b)
         return "0" if b == "1" else self._integer("urem", a, b)
 
-    def least(self, a: Index, b: Index) -> str:
+    def least(self, a: IndexText, b: IndexText) -> str:
         """min(a, b) over i64."""
         if _literal(a) and _literal(b):
             return str(min(int(a), int(b)))
         less = self(f"icmp slt i64 {a}, {b}")
         return self(f"select i1 {less}, i64 {a}, i64 {b}")
 
-    def most(self, a: Index, b: Index) -> str:
+    def most(self, a: IndexText, b: IndexText) -> str:
         """max(a, b) over i64."""
         if _literal(a) and _literal(b):
             return str(max(int(a), int(b)))
@@ -259,7 +262,11 @@ class Writer:
 
     @contextmanager
     def loop(
-        self, start: Index, stop: Index, step: Index = 1, carried: Sequence[tuple[str, str]] = ()
+        self,
+        start: IndexText,
+        stop: IndexText,
+        step: IndexText = 1,
+        carried: Sequence[tuple[str, str]] = (),
     ) -> Iterator[Loop]:
         """`for index in range(start, stop, step)`, with (type, first value) of what is carried."""
         n = self.name("L")
@@ -361,7 +368,7 @@ class KernelWriter(Writer):
         self._kinds[name] = [argument.split()[0] for argument in arguments.split(", ")]
         self._helpers[name] = inner.text(f"internal void @ENTRY.{name}({arguments})")
 
-    def run(self, name: str, *values: Index) -> None:
+    def run(self, name: str, *values: IndexText) -> None:
         """Call a function of the kernel."""
         given = [f"{kind} {value}" for kind, value in zip(self._kinds[name], values, strict=True)]
         self.do(f"call void @ENTRY.{name}({', '.join(given)})")
@@ -372,7 +379,7 @@ class KernelWriter(Writer):
         return Kernel.of(label, "".join([*self._helpers.values(), own]), self.declared.values())
 
 
-def _literal(x: Index) -> bool:
+def _literal(x: IndexText) -> bool:
     return isinstance(x, int) or not x.startswith("%")
 
 

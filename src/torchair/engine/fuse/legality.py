@@ -113,7 +113,7 @@ class Needs:
         return found
 
 
-class Streams:
+class StreamLegality:
     """Keeps units of different lanes apart, and units short where another lane waits: a unit
     begins when all it needs is there, and gives its results when all of it is done."""
 
@@ -167,9 +167,12 @@ def _readers(node: Node) -> list[Node]:
 
 
 def run_order(
-    items: Mapping[int, T], last: Mapping[int, int], needs: Needs, graph: str,
+    items: Mapping[int, T],
+    last: Mapping[int, int],
+    needs: Needs,
+    graph: str,
     gathered: Collection[int] = (),
-) -> list[T]:  # fmt: skip
+) -> list[T]:
     """Vertices so that what is needed comes first, else by the number in `last`; but those that are
     `gathered` follow one another where they can, if they are not far apart."""
     readers: dict[int, list[int]] = {k: [] for k in items}
@@ -287,9 +290,7 @@ def map_space(group: Group, out: Value, seen: dict[Value, Space]) -> Space | Non
 
 def _axis_of(position: int, seen: dict[Value, Space]) -> int | None:
     """The axis along which operands run at a dim counted from the end; -1 if they disagree."""
-    axes = {
-        s[position] for s in seen.values() if len(s) >= -position and s[position] is not None
-    }
+    axes = {s[position] for s in seen.values() if len(s) >= -position and s[position] is not None}
     if not axes:
         return None
     return axes.pop() if len(axes) == 1 else -1

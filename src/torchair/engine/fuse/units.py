@@ -25,7 +25,7 @@ _LONG_ROW = 1 << 16  # elements that one thread should not have to reduce alone
 UnitKind = Literal["loops", "matmul", "conv", "attention", "pool"]
 """Loops, or what a special generator serves."""
 
-Check = Callable[[Node], str | None]
+NodeCheck = Callable[[Node], str | None]
 Joins = Callable[[Value], bool]
 """Whether a value may go from node to node without being stored."""
 
@@ -41,7 +41,7 @@ class Unit:
     result before it is stored."""
 
     kind: UnitKind
-    head: Node
+    anchor: Node
     group: Group
     number: int
     position: int
@@ -59,7 +59,7 @@ class Unit:
     @property
     def all_nodes(self) -> list[Node]:
         """All nodes that the kernel computes."""
-        own = [] if self.kind == "loops" else [self.head]
+        own = [] if self.kind == "loops" else [self.anchor]
         fold = [] if self.folded is None else [self.folded]
         return [*own, *fold, *self.group.nodes]
 
@@ -97,17 +97,23 @@ def is_number(value: Value) -> bool:
 
 
 def fuse(
-    graph: Graph, heads: dict[str, tuple[UnitKind, Check]], constant: Callable[[Value], bool],
-    lane: Callable[[Node], str] = lambda node: "", gather: bool = False,
-    prepared: Collection[Node] = (), joins: Joins = always, batch_invariant: bool = False,
-) -> Fusion:  # fmt: skip
-    """Group the nodes of a graph. `heads` maps operator types with a special generator to the kind
-    of unit and a function that tells why a node cannot be served; `constant` tells which values
-    are the same in every call, `lane` which nodes must not run together. With `gather` products
-    that no unit has follow one another where they can. Nodes that are `prepared` do not run.
-    `joins` tells which values may go from node to node without being stored; of others the readers
-    begin units of their own. With `batch_invariant` the size of the batch decides nothing."""
-    fuser = _Fuser(graph, heads, constant, lane, gather, prepared, joins)
+    graph: Graph,
+    anchors: dict[str, tuple[UnitKind, NodeCheck]],
+    constant: Callable[[Value], bool],
+    lane: Callable[[Node], str] = lambda node: "",
+    gather: bool = False,
+    prepared: Collection[Node] = (),
+    joins: Joins = always,
+    batch_invariant: bool = False,
+) -> Fusion:
+    """Group the nodes of a graph. `anchors` maps operator types with a special generator to the
+    kind of unit and a function that tells why a node cannot be served; `constant` tells which
+    values are the same in every call, `lane` which nodes must not run together. With `gather`
+    products that no unit has follow one another where they can. Nodes that are `prepared` do not
+    run. `joins` tells which values may go from node to node without being stored; of others the
+    readers begin units of their own. With `batch_invariant` the size of the batch decides
+    nothing."""
+    fuser = _Fuser(graph, anchors, constant, lane, gather, prepared, joins)
     fuser.batch_invariant = batch_invariant
     return fuser.run()
 
@@ -116,16 +122,21 @@ class _Fuser:
     batch_invariant = False  # whether fusion must not depend on the size of the batch
 
     def __init__(
-        self, graph: Graph, heads: dict[str, tuple[UnitKind, Check]],
-        constant: Callable[[Value], bool], lane: Callable[[Node], str], gather: bool,
-        prepared: Collection[Node], joins: Joins,
-    ) -> None:  # fmt: skip
-        self.graph, self.heads, self.constant, self.lane = graph, heads, constant, lane
+        self,
+        graph: Graph,
+        anchors: dict[str, tuple[UnitKind, NodeCheck]],
+        constant: Callable[[Value], bool],
+        lane: Callable[[Node], str],
+        gather: bool,
+        prepared: Collection[Node],
+        joins: Joins,
+    ) -> None:
+        self.graph, self.anchors, self.constant, self.lane = graph, anchors, constant, lane
         self.gather, self.joins = gather, joins
         self.needs = legality.Needs()
         self.outside = {n for n in graph.nodes if n.type in NO_WORK or n in prepared}
         inside = (n for n in graph.nodes if n not in self.outside)
-        self.streams = legality.Streams(inside, lane, self.needs)
+        self.streams = legality.StreamLegality(inside, lane, self.needs)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.results = set(graph.output.values()) if graph.output is not None else set()
         known = {n for n in graph.nodes if any(v.content is not None for v in n.outputs)}
@@ -143,7 +154,7 @@ class _Fuser:
             if reason is not None:
                 self.alone[node] = reason
                 self._new_vertex(node)
-            elif node.type in self.heads:
+            elif node.type in self.anchors:
                 self._begin_special(node)
             else:
                 self._place(node)
@@ -164,7 +175,7 @@ class _Fuser:
             return ""  # costs nothing: the planner makes a view of memory
         if node in self.steering:
             return "its numbers steer sizes"
-        if row.loops is None and node.type not in self.heads:
+        if row.loops is None and node.type not in self.anchors:
             return "no rule for this operator"
         if any(v.shape is None for v in (*operands_of(node), *node.outputs)):
             return "data-dependent shapes"
@@ -175,8 +186,8 @@ class _Fuser:
         return self._rule_declines(node, row)
 
     def _rule_declines(self, node: Node, row: Row) -> str | None:
-        if node.type in self.heads:
-            return self.heads[node.type][1](node)
+        if node.type in self.anchors:
+            return self.anchors[node.type][1](node)
         try:
             for value in steering_values(node):
                 if value.content is None:
@@ -210,7 +221,7 @@ class _Fuser:
         return unit
 
     def _begin_special(self, node: Node) -> None:
-        kind = self.heads[node.type][0]
+        kind = self.anchors[node.type][0]
         out = node.outputs[0]
         group = Group([], out, spaces={out: whole(out)}, given=[out])
         bias = node.inputs.get("bias")
@@ -244,11 +255,11 @@ class _Fuser:
         unit = self.unit_of.get(convolved.node) if self.joins(convolved) else None
         if unit is None or unit.kind != "conv" or unit.folded is not None or unit.group.nodes:
             return False
-        if self.lane(unit.head) != self.lane(norm):
+        if self.lane(unit.anchor) != self.lane(norm):
             return False
-        out = unit.head.outputs[0]
+        out = unit.anchor.outputs[0]
         parameters = norm.values()[1:]
-        bias = unit.head.inputs.get("bias")
+        bias = unit.anchor.inputs.get("bias")
         fixed = all(self.constant(v) for v in parameters)
         fixed = fixed and (not isinstance(bias, Value) or self.constant(bias))
         if not fixed or out.users() != [norm] or out in self.results:
@@ -269,7 +280,7 @@ class _Fuser:
             while source not in self.unit_of and _is_view(source):
                 source = source.values()[0].node
             unit = self.unit_of.get(source)
-            if unit is not None and self.lane(unit.head) == self.lane(node):
+            if unit is not None and self.lane(unit.anchor) == self.lane(node):
                 found[unit.number] = unit
         return [found[k] for k in sorted(found, reverse=True)]
 
@@ -303,9 +314,13 @@ class _Fuser:
         return ""
 
     def _join(
-        self, unit: Unit, node: Node, spaces: dict[Value, Space], seen: dict[Value, Space],
+        self,
+        unit: Unit,
+        node: Node,
+        spaces: dict[Value, Space],
+        seen: dict[Value, Space],
         views: Iterable[Node],
-    ) -> None:  # fmt: skip
+    ) -> None:
         group = unit.group
         for view in views:
             if view not in unit.views:
@@ -433,7 +448,7 @@ class _Fuser:
 
     def _together(self, unit: Unit, other: Unit) -> bool:
         """Whether streams let a unit take in another one that it reads."""
-        return self.streams.may_merge(unit.number, unit.head, other.number, other.nodes)
+        return self.streams.may_merge(unit.number, unit.anchor, other.number, other.nodes)
 
     def _fits(self, unit: Unit, other: Unit, node: Node) -> bool:
         """Whether what a node of a unit reads of another runs along the axes where it is read."""

@@ -56,8 +56,8 @@ def _program(nodes: Sequence[Node]) -> list[Node]:
     """Nodes as the graph lists them, but those first that others read; waits do not count."""
     order: dict[Node, None] = {}
     entered: set[Node] = set()
-    for root in nodes:
-        stack = [root]
+    for allocation in nodes:
+        stack = [allocation]
         while stack:
             node = stack[-1]
             entered.add(node)
@@ -153,8 +153,10 @@ def _ring_finding(
 ) -> Fault:
     why = [order.edges[a][b] for a, b in pairwise([*ring, ring[0]])]
     words = {
-        "order": "comes after", "control": "waits for", "data": "reads the result of",
-    }  # fmt: skip
+        "order": "comes after",
+        "control": "waits for",
+        "data": "reads the result of",
+    }
     lines = [
         f"{_named(a, lanes)} {words[w]} {_named(b, lanes)}"
         for (a, b), w in zip(pairwise([*nodes, nodes[0]]), why, strict=True)

@@ -38,9 +38,11 @@ class DryRun:
 
 
 def dry_run(
-    graph: Graph, gpu: Gpu, assigned: dict[int, int] | None = None,
+    graph: Graph,
+    gpu: Gpu,
+    assigned: dict[int, int] | None = None,
     frozen: Mapping[Value, torch.Tensor] | None = None,
-) -> DryRun:  # fmt: skip
+) -> DryRun:
     """Plan a graph of fixed sizes for a GPU; `assigned` maps an output to the input it updates,
     `frozen` are values that are the same in every call."""
     target = CudaTarget(0, gpu)

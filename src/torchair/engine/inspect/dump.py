@@ -49,7 +49,7 @@ def _is_computed(node: Node) -> bool:
     return node.type not in NO_WORK
 
 
-def tell(name: str, layer: Sequence[str], options: DumpOptions) -> Path:
+def write_dump_options(name: str, layer: Sequence[str], options: DumpOptions) -> Path:
     """Enter a graph into the JSON file of this process, and give its path."""
     world, _, rank = os.path.basename(options.path).partition("_global_")
     path = Path("ge_dump_data_json", f"dump_options_{world}_{rank}_pid{os.getpid()}.json")
@@ -60,12 +60,12 @@ def tell(name: str, layer: Sequence[str], options: DumpOptions) -> Path:
             "dump_data": options.data,
             "dump_step": options.step,
             "quant_dumpable": options.quant_dumpable,
-            "dump_list": [*_told_before(path), {"model_name": name, "layer": list(layer)}],
+            "dump_list": [*_written_before(path), {"model_name": name, "layer": list(layer)}],
         }
         return atomic_write(path, json.dumps({"dump": settings}, indent=4).encode())
 
 
-def _told_before(path: Path) -> list[Any]:
+def _written_before(path: Path) -> list[Any]:
     """Graphs that this process has entered already."""
     if not path.is_file() or path.stat().st_mtime < _STARTED - 1:
         return []
@@ -76,7 +76,7 @@ def _told_before(path: Path) -> list[Any]:
 
 
 class GraphDump:
-    """Runs a graph with the catalogue's kernels, in the place of a plan."""
+    """Runs a graph with the operator table's kernels, in the place of a plan."""
 
     native = False
     guards: Any = None
@@ -94,7 +94,7 @@ class GraphDump:
         index = torch.device(device).index or 0
         self._folder = Path(options.path, moment, str(index), name, model)
         self._steps = itertools.count()
-        tell(name, layer, options)
+        write_dump_options(name, layer, options)
         logger.warning("graph %s runs unfused, node by node: its data are dumped", name)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

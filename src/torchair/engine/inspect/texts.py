@@ -31,11 +31,11 @@ def _memory(plan: Plan, slot: int) -> str:
     """Where a slot lies, such as `arena[64:128]` or `input 3`."""
     if slot not in plan.places:
         return f"slot {slot}"
-    root, offset = plan.place(slot)
-    if root.kind == "arena" and root.offset >= 0:
-        begin = root.offset + offset
-        return f"arena[{begin}:{root.offset + root.bytes}]"
-    return f"{root.kind} {root.slot}" + (f"+{offset}" if offset else "")
+    allocation, offset = plan.place(slot)
+    if allocation.kind == "arena" and allocation.offset >= 0:
+        begin = allocation.offset + offset
+        return f"arena[{begin}:{allocation.offset + allocation.bytes}]"
+    return f"{allocation.kind} {allocation.slot}" + (f"+{offset}" if offset else "")
 
 
 def kernels_text(natives: Iterable[Native]) -> str:

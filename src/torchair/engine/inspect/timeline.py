@@ -17,8 +17,8 @@ import torch
 from torch.autograd.profiler import record_function
 
 from torchair.engine.plan.records import Plan, Step
-from torchair.engine.run.executor import Run
-from torchair.engine.run.lanes import Onlooker
+from torchair.engine.run.executor import RunStep
+from torchair.engine.run.lanes import LaneObserver
 from torchair.ge.graph import Node
 from torchair.locks import Lock
 from torchair.store import atomic_write
@@ -41,7 +41,7 @@ class Timeline:
         self._lanes: dict[str, int] = {}
         self._lock = Lock()
 
-    def recorder(self, plan: Plan) -> Onlooker:
+    def recorder(self, plan: Plan) -> LaneObserver:
         """Someone who looks on while one program runs."""
         return recorder(self, plan)
 
@@ -69,13 +69,22 @@ class Timeline:
         nodes = step.also or [step.node]
         origin = step.node.origin
         args = {
-            "nodes": [n.name for n in nodes], "types": [n.type for n in nodes],
-            "source": origin.line if origin else "", "stream": lane, "call": call,
-        }  # fmt: skip
+            "nodes": [n.name for n in nodes],
+            "types": [n.type for n in nodes],
+            "source": origin.line if origin else "",
+            "stream": lane,
+            "call": call,
+        }
         return {
-            "name": "+".join(n.type for n in nodes), "cat": step.kind, "ph": "X", "ts": t0,
-            "dur": t1 - t0, "pid": os.getpid(), "tid": self._lanes[lane], "args": args,
-        }  # fmt: skip
+            "name": "+".join(n.type for n in nodes),
+            "cat": step.kind,
+            "ph": "X",
+            "ts": t0,
+            "dur": t1 - t0,
+            "pid": os.getpid(),
+            "tid": self._lanes[lane],
+            "args": args,
+        }
 
     def _arrows(self, plan: Plan, slices: Sequence[Slice], call: int) -> list[dict[str, Any]]:
         """Events between lanes: from the end of a step to the begin of the one that waited."""
@@ -100,7 +109,7 @@ class Sink(Protocol):
         """One call has ended."""
 
 
-def recorder(sink: Sink, plan: Plan) -> Onlooker:
+def recorder(sink: Sink, plan: Plan) -> LaneObserver:
     """Someone who looks on while one program runs, and tells `sink`."""
     return _OnCpu(sink, plan) if plan.streams is None else _OnStreams(sink, plan)
 
@@ -117,7 +126,7 @@ class _OnCpu:
     def begin(self) -> None:
         self._slices.clear()
 
-    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+    def wrap(self, run: RunStep, steps: Sequence[int], lane: str) -> RunStep:
         slices, clock, (step,) = self._slices, time.perf_counter_ns, steps
 
         def timed(registers: list[Any]) -> None:
@@ -150,7 +159,7 @@ class _OnStreams:
         self._zero.synchronize()
         self._at = time.perf_counter_ns() / 1e3
 
-    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+    def wrap(self, run: RunStep, steps: Sequence[int], lane: str) -> RunStep:
         issued, make, (step,) = self._issued, self._module.Event, steps
 
         def timed(registers: list[Any]) -> None:
@@ -189,7 +198,7 @@ class KernelRows:
     def begin(self) -> None:
         """Nothing to prepare."""
 
-    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+    def wrap(self, run: RunStep, steps: Sequence[int], lane: str) -> RunStep:
         """The same run inside of a row."""
         name = row_name(self._plan.steps[steps[0]])
 

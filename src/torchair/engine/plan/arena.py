@@ -16,7 +16,7 @@ _WASTE = 1.2  # times the least memory, that an arrangement made for other sizes
 
 @dataclass
 class Buffer:
-    """One intermediate: its size, a Number where that varies, and the first and last step that
+    """One intermediate: its size, a GuardedInt where that varies, and the first and last step that
     touch it."""
 
     size: Any
@@ -30,7 +30,9 @@ def aligned(size: int) -> int:
     return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-def place(buffers: list[Buffer], order: Order | None = None, apart: Apart | None = None) -> int:
+def place(
+    buffers: list[Buffer], order: BufferOrder | None = None, apart: Apart | None = None
+) -> int:
     """Give every buffer an offset, larger ones first; returns the arena's size in bytes.
 
     Each buffer takes the tightest gap left between those that it may not share bytes with: those
@@ -57,10 +59,10 @@ def place(buffers: list[Buffer], order: Order | None = None, apart: Apart | None
 
 Apart = Callable[[int, int], bool]
 """Whether two buffers, by number, may share bytes where first and last step do not tell."""
-Order = Callable[[Buffer], Any]
+BufferOrder = Callable[[Buffer], Any]
 """What buffers are sorted by before they are placed."""
 
-_ORDERS: tuple[Order, ...] = (
+_ORDERS: tuple[BufferOrder, ...] = (
     lambda b: (-b.size, b.first),
     lambda b: (-b.size * (b.last - b.first + 1), b.first),
     lambda b: (b.first - b.last, -b.size),
@@ -89,7 +91,7 @@ def place_compactly(buffers: list[Buffer]) -> int:
     return best
 
 
-def _shuffled(chance: random.Random) -> Order:
+def _shuffled(chance: random.Random) -> BufferOrder:
     """Larger ones first, more or less."""
     return lambda b: -b.size * chance.uniform(0.5, 2)
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchair.codegen.numbers import value_of
-from torchair.codegen.program import Root
+from torchair.codegen.program import Allocation
+from torchair.codegen.sizes import value_of
 from torchair.engine import strides as layout
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan import records
 from torchair.engine.plan.arena import Arena, Buffer
 from torchair.engine.plan.streams import LaneSharing, lanes_used, schedule_of
-from torchair.engine.strides import Formula, Meta, dense_strides, is_writable, same_strides
+from torchair.engine.strides import Meta, SizeFormula, dense_strides, is_writable, same_strides
 from torchair.errors import GraphError
 from torchair.ge.graph import Value
 from torchair.operators import Trait, row_of
@@ -31,7 +31,7 @@ kernels that have nothing to do with each other can run side by side."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class OutputLayout:
     """What an output must look like. Results of one alias group may share memory."""
 
     dims: tuple[Any, ...]  # may be symbolic, like the strides
@@ -48,12 +48,12 @@ class Promises:
         results: Sequence[Value],
         data: Sequence[Value],
         assigned: Mapping[int, int],
-        layouts: Sequence[Layout | None] = (),
+        layouts: Sequence[OutputLayout | None] = (),
     ) -> None:
         """`layouts` are those of the first results; nothing is promised of the others."""
         self.results, self.data, self.assigned = list(results), list(data), dict(assigned)
         self.layouts = [*layouts, *[None] * len(self.results)][: len(self.results)]
-        self._formulas: dict[tuple[int, str], Formula] = {}
+        self._formulas: dict[tuple[int, str], SizeFormula] = {}
 
     def dims(self, k: int, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
         """Dims of a result; None for those that only the data tell, or if none were promised."""
@@ -78,7 +78,7 @@ class Promises:
         formula = self._formulas.get((k, what))
         if formula is None:
             found = getattr(promised, what)
-            formula = Formula(found if isinstance(found, tuple) else (found,))
+            formula = SizeFormula(found if isinstance(found, tuple) else (found,))
             self._formulas[k, what] = formula
         try:
             return formula(sizes)
@@ -88,11 +88,11 @@ class Promises:
 
 @dataclass
 class Ending:
-    """Completes a plan that has its steps and roots, of which nothing is placed."""
+    """Completes a plan that has its steps and allocations, of which nothing is placed."""
 
     plan: records.Plan
     slot: Mapping[Value, int]
-    root: dict[int, Root]
+    allocation: dict[int, Allocation]
     metas: dict[int, Meta]
     sizes: Mapping[str, Any]  # values of symbols
     p: Promises
@@ -127,21 +127,21 @@ class Ending:
         laid_out: set[int] = set()
         for k, value in enumerate(self.p.results):
             slot = self.slot[value]
-            self.root[slot].last = max(self.root[slot].last, self.now)
+            self.allocation[slot].last = max(self.allocation[slot].last, self.now)
             if k not in self.p.assigned and slot not in laid_out:
                 laid_out.add(slot)
                 self._lay_out(slot, wanted[k])
-        owner: dict[int, int] = {}  # root slot: the alias group that has it
+        owner: dict[int, int] = {}  # allocation slot: the alias group that has it
         for k, value in enumerate(self.p.results):
             slot = self.slot[value]
             if k in self.p.assigned:
                 self.plan.outputs.append(records.OutputSpec(slot))
                 continue
-            group, root = self._group(k), self.root[slot]
-            mine = root.kind in ("arena", "fresh", "torch")
-            mine = mine and owner.setdefault(root.slot, group) == group
+            group, allocation = self._group(k), self.allocation[slot]
+            mine = allocation.kind in ("arena", "fresh", "torch")
+            mine = mine and owner.setdefault(allocation.slot, group) == group
             offset = self.p.offset(k, self.sizes)
-            spec = self._leave(slot, root, wanted[k], offset, mine, shared=members[group] > 1)
+            spec = self._leave(slot, allocation, wanted[k], offset, mine, shared=members[group] > 1)
             spec.again = any(slot == before.slot for before in self.plan.outputs)
             self.plan.outputs.append(spec)
 
@@ -152,36 +152,47 @@ class Ending:
     def _lay_out(self, slot: int, wanted: tuple[int, ...] | None) -> None:
         """Give a buffer that leaves the graph whole the strides it must have, and its views
         theirs."""
-        root, meta = self.root[slot], self.metas[slot]
-        if meta is None or meta is not root.meta or root.kind != "arena" or wanted is None:
+        allocation, meta = self.allocation[slot], self.metas[slot]
+        if (
+            meta is None
+            or meta is not allocation.meta
+            or allocation.kind != "arena"
+            or wanted is None
+        ):
             return
-        if root.fixed:
+        if allocation.fixed:
             return
         if same_strides(meta, wanted) or not layout.is_dense(meta.shape, wanted):
             return
-        root.meta = self.metas[slot] = layout.with_strides(meta, wanted)
+        allocation.meta = self.metas[slot] = layout.with_strides(meta, wanted)
         for step in self.plan.steps:
-            if step.kind != "view" or self.root[step.args[0]] is not root:
+            if step.kind != "view" or self.allocation[step.args[0]] is not allocation:
                 continue
             assert step.kernel is not None
             views = layout.as_list(step.kernel(self.metas[step.args[0]]))
             self.metas.update(zip(step.outs, views, strict=True))
 
     def _leave(
-        self, slot: int, root: Root, wanted: tuple[int, ...] | None, offset: int | None,
-        mine: bool, shared: bool,
-    ) -> records.OutputSpec:  # fmt: skip
+        self,
+        slot: int,
+        allocation: Allocation,
+        wanted: tuple[int, ...] | None,
+        offset: int | None,
+        mine: bool,
+        shared: bool,
+    ) -> records.OutputSpec:
         meta = self.metas[slot]
-        if meta is None or root.kind == "torch":
+        if meta is None or allocation.kind == "torch":
             usable = wanted is None or meta is None or is_writable(meta.shape, wanted)
             copied = not mine or (offset or 0) != 0
             return records.OutputSpec(slot, wanted if usable else None, copied, offset or 0)
         wanted = wanted if wanted is not None else dense_strides(meta)
-        whole = meta.numel() >= root.meta.numel() or shared  # else a copy frees the larger buffer
+        # else a copy frees the larger buffer
+        whole = meta.numel() >= allocation.meta.numel() or shared
         in_place = offset is None or offset == meta.storage_offset()
         if mine and whole and in_place and same_strides(meta, wanted):
-            root.kind = "fresh"
-            alone = meta.numel() == root.meta.numel() and meta.storage_offset() == 0
+            allocation.kind = "fresh"
+            alone = meta.numel() == allocation.meta.numel() and meta.storage_offset() == 0
             return records.OutputSpec(slot, wanted, shape=tuple(meta.shape) if alone else None)
         if not is_writable(meta.shape, wanted):
             wanted = dense_strides(meta)
@@ -204,109 +215,117 @@ class Ending:
         for k, d in self.p.assigned.items():
             target = self.slot[self.p.data[d]]
             source = self.slot[self.p.results[k]]
-            root = self.root[source]
+            allocation = self.allocation[source]
             if source == target or self._tie(source, target):
                 continue
-            staged = root.kind == "input" and root.slot in written
+            staged = allocation.kind == "input" and allocation.slot in written
             self.plan.write_backs.append(records.WriteBack(target, source, staged))
 
     def _tie(self, source: int, target: int) -> bool:
         """Let the value be computed in the memory of the input it updates, if no one needs the
         old content any more."""
-        root, data = self.root[source], self.root[target]
+        allocation, data = self.allocation[source], self.allocation[target]
         meta = self.metas[source]
-        if root.kind != "arena" or meta is None or not self._covers(source):
+        if allocation.kind != "arena" or meta is None or not self._covers(source):
             return False
         if meta.shape != data.meta.shape or meta.dtype != data.meta.dtype:
             return False
-        if (self.native or meta is not root.meta) and meta.stride() != data.meta.stride():
+        if (self.native or meta is not allocation.meta) and meta.stride() != data.meta.stride():
             return False
-        if data.last > root.first or root.tied_to >= 0 or data.tied_to >= 0:
+        if data.last > allocation.first or allocation.tied_to >= 0 or data.tied_to >= 0:
             return False
-        if data.last == root.first and not self._updates(root, target):
+        if data.last == allocation.first and not self._updates(allocation, target):
             return False
-        root.kind, root.tied_to, data.tied_to = "tied", target, target
+        allocation.kind, allocation.tied_to, data.tied_to = "tied", target, target
         return True
 
     def _covers(self, slot: int) -> bool:
         """Whether a value is all of the memory it is in, element by element: that itself, or other
         dims of it."""
-        meta, whole = self.metas[slot], self.root[slot].meta
+        meta, whole = self.metas[slot], self.allocation[slot].meta
         if meta is None or meta is whole:
             return meta is whole
         if meta.dtype != whole.dtype or meta.numel() != whole.numel() or meta.storage_offset() != 0:
             return False
         return all(m.stride() == dense_strides(m) for m in (meta, whole))
 
-    def _updates(self, root: Root, target: int) -> bool:
+    def _updates(self, allocation: Allocation, target: int) -> bool:
         """Whether the step that makes this value may read the input while overwriting it."""
-        step = self.plan.steps[root.first]
+        step = self.plan.steps[allocation.first]
         row = row_of(step.node.type)
         assert row is not None
         if step.native is not None and not step.native.copies:
             return step.native.pointwise and all(
-                self.metas[a] is self.root[a].meta for a in step.args if self.root[a].slot == target
+                self.metas[a] is self.allocation[a].meta
+                for a in step.args
+                if self.allocation[a].slot == target
             )
-        reads = [a for a in records.flat_slots(step.args) if self.root[a].slot == target]
+        reads = [a for a in records.flat_slots(step.args) if self.allocation[a].slot == target]
         if row.has(Trait.WRITES_FIRST):
             return step.args[0] == reads[0] and len(reads) == 1 and self._covers(reads[0])
         return row.has(Trait.ELEMENTWISE) and all(a == target for a in reads)
 
     def _find_buffers(self) -> None:
-        """Which roots are in the arena, and which of them one after the other in one buffer."""
-        arena = [r for r in self.plan.roots if r.kind == "arena"]
+        """Which allocations are in the arena, and which of them one after the other in one
+        buffer."""
+        arena = [r for r in self.plan.allocations if r.kind == "arena"]
         buffers: list[Buffer] = []
         sharing = None
         if self.lanes is not None:
-            sharing = LaneSharing(self.plan.steps, self.root.__getitem__, self.lanes)
-        for root in arena:
-            if (before := self._taken_over(root, sharing)) is not None:
-                root.buffer = before.buffer
-                buffers[root.buffer].last = max(buffers[root.buffer].last, root.last)
+            sharing = LaneSharing(self.plan.steps, self.allocation.__getitem__, self.lanes)
+        for allocation in arena:
+            if (before := self._taken_over(allocation, sharing)) is not None:
+                allocation.buffer = before.buffer
+                buffers[allocation.buffer].last = max(
+                    buffers[allocation.buffer].last, allocation.last
+                )
             else:
-                root.buffer = len(buffers)
-                buffers.append(Buffer(root.size, root.first, root.last))
+                allocation.buffer = len(buffers)
+                buffers.append(Buffer(allocation.size, allocation.first, allocation.last))
         if self.plan.target is not None and self.plan.target.apart:
             for buffer in buffers:
                 buffer.last += self.plan.target.apart if buffer.size <= _SMALL else 0
         apart = None
         if sharing is not None:
-            inside: list[list[Root]] = [[] for _ in buffers]
-            for root in arena:
-                inside[root.buffer].append(root)
-            spans = [sharing.span(roots) for roots in inside]
+            inside: list[list[Allocation]] = [[] for _ in buffers]
+            for allocation in arena:
+                inside[allocation.buffer].append(allocation)
+            spans = [sharing.span(allocations) for allocations in inside]
             apart = lambda a, b: spans[a].apart(spans[b])  # noqa: E731
         self.plan.arena = Arena(buffers, apart, self.compact)
 
-    def _taken_over(self, root: Root, sharing: LaneSharing | None) -> Root | None:
-        """The root whose buffer this one takes over, if that is not needed any more; elements must
-        be where they were."""
-        before = root.successor_of
-        if before is None or before.kind != "arena" or before.last != root.first:
+    def _taken_over(self, allocation: Allocation, sharing: LaneSharing | None) -> Allocation | None:
+        """The allocation whose buffer this one takes over, if that is not needed any more; elements
+        must be where they were."""
+        before = allocation.successor_of
+        if before is None or before.kind != "arena" or before.last != allocation.first:
             return None
-        if before.meta.stride() != root.meta.stride():
+        if before.meta.stride() != allocation.meta.stride():
             return None
-        return before if sharing is None or sharing.ends_at(before, root.first) else None
+        return before if sharing is None or sharing.ends_at(before, allocation.first) else None
 
     def _bind_views(self) -> None:
         """Views of planned or constant memory are made once, the others at every call."""
-        for slot, root in self.root.items():
-            if root.kind != "torch" or root.last >= self.now:
+        for slot, allocation in self.allocation.items():
+            if allocation.kind != "torch" or allocation.last >= self.now:
                 continue
-            if self.metas[slot] is None or value_of(root.size) >= _WORTH_FREEING:
-                self.plan.steps[root.last].frees.append(slot)
+            if self.metas[slot] is None or value_of(allocation.size) >= _WORTH_FREEING:
+                self.plan.steps[allocation.last].frees.append(slot)
         self._copy_before_updates()
         kept: list[records.Step] = []
         read = self._read_by_torch()
         for step in self.plan.steps:
-            planned = step.kind == "view" and self.root[step.args[0]].kind in ("arena", "const")
+            planned = step.kind == "view" and self.allocation[step.args[0]].kind in (
+                "arena",
+                "const",
+            )
             if step.kind != "view" or read.intersection(step.outs):
                 (self.plan.bound if planned else kept).append(step)
         self.plan.steps = kept
         self.plan.read = read
         self.plan.places = {
-            slot: (root, 0 if self.metas[slot] is root.meta else self._bytes(slot))
-            for slot, root in self.root.items()
+            slot: (allocation, 0 if self.metas[slot] is allocation.meta else self._bytes(slot))
+            for slot, allocation in self.allocation.items()
         }
 
     def _copy_before_updates(self) -> None:
@@ -314,7 +333,10 @@ class Ending:
         steps: list[records.Step] = []
         for step in self.plan.steps:
             updates = step.native is not None and step.native.copies
-            if updates and self.root[step.outs[0]].tied_to != self.root[step.args[0]].slot:
+            if (
+                updates
+                and self.allocation[step.outs[0]].tied_to != self.allocation[step.args[0]].slot
+            ):
                 steps.append(records.Step(step.node, "copy", None, [step.args[0]], [step.outs[0]]))
             steps.append(step)
         self.plan.steps = steps

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.streams import HOST
-from torchair.engine.plan.ending import Layout
+from torchair.engine.plan.ending import OutputLayout
 from torchair.engine.plan.records import picker
 from torchair.errors import GraphError, InputError
 from torchair.ge import signature as sig
@@ -36,8 +36,8 @@ class GraphInputs:
         steering = _steering_inputs(graph)
         self.by_value = {i for i, v in enumerate(self.data) if v in steering}
         self.varying: list[int] = []  # those that may differ from call to call
-        self._requirements = [_Check(i, v, device) for i, v in enumerate(self.data)]
-        self._checks: list[_Check] = []
+        self._requirements = [_InputCheck(i, v, device) for i, v in enumerate(self.data)]
+        self._checks: list[_InputCheck] = []
         known = [s.static for s in sources]
         static = [*known, *[False] * len(self.data)][: len(self.data)]
         self.pick = picker([i for i, fixed in enumerate(static) if not fixed])
@@ -72,7 +72,7 @@ class GraphInputs:
         return Fact(torch_to_ge(t.dtype), tuple(t.shape), content)
 
 
-class _Check:
+class _InputCheck:
     """What an input must be. Strides are free: kernels read any layout."""
 
     def __init__(self, index: int, value: Value, device: str) -> None:
@@ -109,8 +109,11 @@ class _Check:
     def _error(self, expected: str, got: str, problem: str = "") -> InputError:
         return InputError(
             f"{problem}an input does not fit the compiled graph",
-            index=self.index, name=self._name, expected=expected, got=got,
-        )  # fmt: skip
+            index=self.index,
+            name=self._name,
+            expected=expected,
+            got=got,
+        )
 
 
 def fits(dims: Sequence[int], shape: Shape) -> bool:
@@ -128,9 +131,12 @@ def check_hints(data: Sequence[Value], hints: Sequence[Sequence[int]]) -> None:
     for i, (value, dims) in enumerate(zip(data, hints, strict=True)):
         if value.shape is not None and not fits(dims, value.shape):
             raise InputError(
-                "a hint shape does not fit the graph", index=i, name=value.node.name,
-                expected=on_wire(value.shape), got=list(dims),
-            )  # fmt: skip
+                "a hint shape does not fit the graph",
+                index=i,
+                name=value.node.name,
+                expected=on_wire(value.shape),
+                got=list(dims),
+            )
 
 
 def check_outputs(outputs: Sequence[Value], expected: Sequence[Sequence[int]]) -> None:
@@ -192,7 +198,7 @@ class InputPart:
 
 
 @dataclass(frozen=True)
-class Told:
+class InputFacts:
     """What was read of one input; None where nothing was."""
 
     dims: tuple[Any, ...] | None
@@ -242,7 +248,7 @@ class Reader:
                     found.update(zip(range(start, end), range(first, last), strict=True))
         return found
 
-    def told(self, row: Sequence[Any]) -> dict[int, Told]:
+    def facts(self, row: Sequence[Any]) -> dict[int, InputFacts]:
         """What a row says of each input."""
         rest = iter(row)
         found = {}
@@ -251,7 +257,7 @@ class Reader:
             strides = tuple([next(rest) for _ in range(part.rank)]) if part.strides else None
             numbers = tuple([next(rest) for _ in range(part.numbers)])
             content = numbers[0] if numbers and part.scalar else numbers
-            found[part.index] = Told(dims, strides, content if numbers else None)
+            found[part.index] = InputFacts(dims, strides, content if numbers else None)
         return found
 
 
@@ -259,10 +265,14 @@ def _part(index: int, value: Value, steers: bool, strides: bool) -> InputPart:
     rank = -1 if value.shape is None else len(value.shape)
     numbers = len(value.content) if isinstance(value.content, tuple) else 1
     return InputPart(
-        index, rank, not is_static(value.shape), strides and rank != 0, numbers if steers else 0,
+        index,
+        rank,
+        not is_static(value.shape),
+        strides and rank != 0,
+        numbers if steers else 0,
         scalar=value.shape == (),
         kind=(value.dtype, tuple([d if isinstance(d, int) else None for d in value.shape or ()])),
-    )  # fmt: skip
+    )
 
 
 # ---- the calling convention ----
@@ -297,17 +307,17 @@ def no_offsets(count: int) -> torch.Tensor:
     return torch.full((count,), sig.NO_OFFSET, dtype=torch.int64, device=HOST)
 
 
-def layouts_of(results: Sequence[sig.Result], count: int) -> list[Layout | None]:
+def layouts_of(results: Sequence[sig.GraphResult], count: int) -> list[OutputLayout | None]:
     """What each output of a graph must look like in memory, where a result promises something."""
-    layouts: list[Layout | None] = [None] * count
+    layouts: list[OutputLayout | None] = [None] * count
     for r in sig.computed(results):
         if layouts[r.index] is None:
-            layouts[r.index] = Layout(r.shape, r.strides, r.alias_group, r.offset)
+            layouts[r.index] = OutputLayout(r.shape, r.strides, r.alias_group, r.offset)
     return layouts
 
 
 def result_builder(
-    results: Sequence[sig.Result], symbols: dict[str, tuple[int, int | None]]
+    results: Sequence[sig.GraphResult], symbols: dict[str, tuple[int, int | None]]
 ) -> Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]]:
     """A function from graph outputs and call arguments to the results of the FX graph."""
     if all(isinstance(r, sig.Computed) and r.same for r in results):
@@ -333,7 +343,7 @@ def result_builder(
     return build
 
 
-def result_maker(result: sig.Result, names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
+def result_maker(result: sig.GraphResult, names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
     """A function from (outputs, arguments, sizes by `names`) to one result."""
     if isinstance(result, sig.Fixed):
         fixed = result.value

@@ -2,10 +2,10 @@
 
 Every value gets a slot. Views are worked out on meta tensors, so that they cost nothing or become
 one copy; small integers that steer shapes are computed now; the rest becomes steps that write into
-planned buffers. Values whose dims only the data tell become late steps.
+planned buffers. Values with data-dependent shapes become late steps.
 
-Where sizes vary the same is done over Numbers. Whatever is decided on the way is a condition of the
-`Family` that comes out: the plans for all sizes that meet them.
+Dynamic shapes are planned over GuardedInts. Every decision becomes a guard of the resulting
+`ShapeFamily`, a shape-polymorphic plan for all sizes that satisfy the guards.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.numbers import Book, Int, Number, is_known, value_of
-from torchair.codegen.program import Root, RootKind
+from torchair.codegen.program import Allocation, AllocationKind
+from torchair.codegen.sizes import GuardedInt, GuardSet, Int, is_known, value_of
 from torchair.codegen.streams import HOST
 from torchair.engine import strides as layout
 from torchair.engine.fuse.units import Unit
 from torchair.engine.optimize.passes.forms import is_wanted_channels_last
 from torchair.engine.optimize.passes.ordering import Lanes
-from torchair.engine.plan.ending import Ending, Layout, Promises
-from torchair.engine.plan.family import Family, Member
+from torchair.engine.plan.ending import Ending, OutputLayout, Promises
 from torchair.engine.plan.inputs import Reader
 from torchair.engine.plan.records import Plan, Step
+from torchair.engine.plan.shape_family import ShapeFamily, ShapePlan
 from torchair.engine.strides import Meta, Strided, Unfit, same_dims, same_strides
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
@@ -33,12 +33,12 @@ from torchair.fallbacks import Fallback, note
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.ge.shapes import Sym, contiguous_strides, evaluate, free_symbols, is_static
-from torchair.operators import Op, Order, Row, Trait, infer, row_of
+from torchair.operators import DimOrder, Op, Row, Trait, infer, row_of
 from torchair.operators.contraction import is_channels_last
 from torchair.operators.reference import tensor_args
 
 _SKIPPED = (*INPUTS, "NetOutput")
-_TRIES = 4  # of one graph to make a family, that fail
+_TRIES = 4  # of one graph to make a shape family, that fail
 _FAMILIES = 32  # kept for one graph
 
 
@@ -50,7 +50,7 @@ class Planner:
         graph: Graph,
         device: str = HOST,
         assigned: dict[int, int] | None = None,
-        layouts: Sequence[Layout | None] = (),
+        layouts: Sequence[OutputLayout | None] = (),
         natives: NativeUnits | None = None,
         lanes: Lanes | None = None,
         compact: bool = False,
@@ -68,21 +68,21 @@ class Planner:
             raise GraphError("the graph has no NetOutput", graph=graph.name)
         data = [n.outputs[0] for n in graph.data]
         self.promises = Promises(graph.output.values(), data, assigned or {}, layouts)
-        self._families: list[Family] = []
+        self._families: list[ShapeFamily] = []
         self._failed = 0
 
     def plan(
         self, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None] | None = None
     ) -> Plan:
         """A plan for inputs of these types and dims; strides are contiguous where none is given."""
-        return _Build(self, inputs, strides or [None] * len(inputs)).ending().run()
+        return _PlanBuilder(self, inputs, strides or [None] * len(inputs)).ending().run()
 
-    def member(self, given: Sequence[int]) -> Member | None:
-        """The plan for inputs like these, if it is one of a family that is there."""
+    def shape_plan(self, given: Sequence[int]) -> ShapePlan | None:
+        """The plan for inputs like these, if it is one of a shape family that is there."""
         for family in self._families:
             values = family.fit(given)
             if values is not None:
-                return Member(family, given, values)
+                return ShapePlan(family, given, values)
         return None
 
     def learn(
@@ -91,7 +91,7 @@ class Planner:
         strides: Sequence[tuple[int, ...]],
         reader: Reader,
         given: Sequence[int],
-    ) -> Plan | Member:
+    ) -> Plan | ShapePlan:
         """A plan with the family that it is of, or by itself if there can be none; `given` is what
         `reader` tells of the inputs."""
         if self._failed == _TRIES:
@@ -105,9 +105,9 @@ class Planner:
             note(kind, f"{self.graph.name}: other sizes will be planned anew", e)
             return plan
         self._families = [family, *self._families][:_FAMILIES]
-        member = self.member(given)
-        assert member is not None, "a family has the plan that it was made with"
-        return member
+        shape_plan = self.shape_plan(given)
+        assert shape_plan is not None, "a family has the plan that it was made with"
+        return shape_plan
 
     def _family(
         self,
@@ -115,25 +115,25 @@ class Planner:
         strides: Sequence[tuple[int, ...]],
         reader: Reader,
         given: Sequence[int],
-    ) -> Family:
-        """Plans over Numbers for what was read of the inputs; twins are one."""
+    ) -> ShapeFamily:
+        """Plans over GuardedInts for what was read of the inputs; twins are one."""
         if any(self.promises.data[i].shape is None for i in reader.inputs):
             raise Unfit("inputs may have any number of dims")
-        book = Book()
-        numbers: list[Int] = [book.number(n) for n in given]
+        guards = GuardSet()
+        numbers: list[Int] = [guards.variable(n) for n in given]
         for place, twin in reader.twins(given).items():
-            book.assume(numbers[place], "==", numbers[twin], True)
+            guards.assume(numbers[place], "==", numbers[twin], True)
             numbers[place] = numbers[twin]
         facts, own = list(inputs), list[Any](strides)
-        for i, told in reader.told(numbers).items():
-            dims: Any = inputs[i].shape if told.dims is None else told.dims
-            facts[i] = Fact(inputs[i].dtype, dims, told.content)
-            if told.strides is not None:
+        for i, input_facts in reader.facts(numbers).items():
+            dims: Any = inputs[i].shape if input_facts.dims is None else input_facts.dims
+            facts[i] = Fact(inputs[i].dtype, dims, input_facts.content)
+            if input_facts.strides is not None:
                 dense = same_strides(layout.meta_of(inputs[i]), strides[i])
-                own[i] = _row_after_row(dims, told.strides) if dense else told.strides
-        build = _Build(self, facts, own, traced=True)
+                own[i] = _row_after_row(dims, input_facts.strides) if dense else input_facts.strides
+        build = _PlanBuilder(self, facts, own, traced=True)
         ending = build.ending()
-        return Family(ending.open(), book, build.sized, build.fact, ending.lanes)
+        return ShapeFamily(ending.open(), guards, build.sized, build.fact, ending.lanes)
 
 
 def _row_after_row(dims: Sequence[Int], strides: Sequence[Int]) -> Sequence[Int]:
@@ -144,33 +144,36 @@ def _row_after_row(dims: Sequence[Int], strides: Sequence[Int]) -> Sequence[Int]
     raise Unfit(f"an input of dims {dims} has strides {strides}")
 
 
-class _Build:
-    """One run of planning, `traced` if sizes may be Numbers."""
+class _PlanBuilder:
+    """One run of planning, `traced` if sizes may be GuardedInts."""
 
     def __init__(
-        self, planner: Planner, inputs: Sequence[Fact], strides: Sequence[tuple[int, ...] | None],
+        self,
+        planner: Planner,
+        inputs: Sequence[Fact],
+        strides: Sequence[tuple[int, ...] | None],
         traced: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.p, self.traced = planner, traced
         target = None if planner.natives is None else planner.natives.target
         self.plan = Plan(device=planner.device, target=target, inputs=len(inputs))
         self.facts: dict[Value, Fact] = {}
         self.slot: dict[Value, int] = {}
-        self.root: dict[int, Root] = {}
+        self.allocation: dict[int, Allocation] = {}
         self.metas: dict[int, Meta] = {}  # None where only the data tell
-        self.members: dict[int, list[Value]] = {}  # by root slot
+        self.members: dict[int, list[Value]] = {}  # by allocation slot
         self.done: set[Node] = set()
         self.devices: dict[Value, str] = {}
-        self.sized: dict[int, Fact] = {}  # constants with Numbers, by slot
+        self.sized: dict[int, Fact] = {}  # constants with GuardedInts, by slot
         self.named: dict[Sym, Int] = {}  # sizes by what the graph calls them
         self.data = planner.promises.data
         for value, fact, own in zip(self.data, inputs, strides, strict=True):
             self.facts[value] = fact = self._one_by_name(value, fact)
             self.devices[value] = HOST if value.device_type == "CPU" else planner.device
-            root = self._new_root(value, "input", self._meta(fact, own))
+            allocation = self._new_allocation(value, "input", self._meta(fact, own))
             frozen = planner.natives.frozen.get(value) if planner.natives is not None else None
             if frozen is not None:
-                root.kind, self.plan.constants[root.slot] = "const", frozen
+                allocation.kind, self.plan.constants[allocation.slot] = "const", frozen
         self.env = layout.symbols_of((v, self.facts[v]) for v in self.data)
 
     def ending(self) -> Ending:
@@ -182,9 +185,16 @@ class _Build:
                 self._node(item)
                 self.done.add(item)
         return Ending(
-            self.plan, self.slot, self.root, self.metas, self.env, self.p.promises,
-            native=self.p.natives is not None, compact=self.p.compact, lanes=self.p.lanes,
-        )  # fmt: skip
+            self.plan,
+            self.slot,
+            self.allocation,
+            self.metas,
+            self.env,
+            self.p.promises,
+            native=self.p.natives is not None,
+            compact=self.p.compact,
+            lanes=self.p.lanes,
+        )
 
     @property
     def now(self) -> int:
@@ -193,22 +203,22 @@ class _Build:
 
     # ---- slots and memory ----
 
-    def _new_slot(self, value: Value | None, root: Root, meta: Meta) -> int:
+    def _new_slot(self, value: Value | None, allocation: Allocation, meta: Meta) -> int:
         slot = self.plan.slots
         self.plan.slots += 1
-        self.metas[slot], self.root[slot] = meta, root
+        self.metas[slot], self.allocation[slot] = meta, allocation
         if value is not None:
             self.slot[value] = slot
-            self.members.setdefault(root.slot, []).append(value)
+            self.members.setdefault(allocation.slot, []).append(value)
         return slot
 
-    def _new_root(self, value: Value | None, kind: RootKind, meta: Meta) -> Root:
+    def _new_allocation(self, value: Value | None, kind: AllocationKind, meta: Meta) -> Allocation:
         device = self.devices.get(value, self.p.device) if value is not None else self.p.device
         shown = meta if meta is not None else torch.empty(0, device="meta")
-        root = Root(self.plan.slots, kind, shown, device, self.now, self.now)
-        self.plan.roots.append(root)
-        self._new_slot(value, root, meta)
-        return root
+        allocation = Allocation(self.plan.slots, kind, shown, device, self.now, self.now)
+        self.plan.allocations.append(allocation)
+        self._new_slot(value, allocation, meta)
+        return allocation
 
     def fact(self, value: Value) -> Fact:
         """What is known of a value."""
@@ -222,7 +232,7 @@ class _Build:
 
     def _touch(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self.root[slot].last = max(self.root[slot].last, self.now)
+            self.allocation[slot].last = max(self.allocation[slot].last, self.now)
 
     # ---- nodes ----
 
@@ -230,9 +240,10 @@ class _Build:
         row = row_of(node.type)
         if row is None:
             raise GraphError(
-                f"the operator table has no operator {node.type!r}", node=node.name,
+                f"the operator table has no operator {node.type!r}",
+                node=node.name,
                 hint=f"give it a kernel with torchair.ge.register_kernel({node.type!r}, ...)",
-            )  # fmt: skip
+            )
         self._choose_device(node, row)
         if row.has(Trait.CONSTANT):
             return self._constant(node.outputs[0], node.attr("value"))
@@ -271,7 +282,7 @@ class _Build:
                 f"{node.type} cannot take these sizes: {e}", node=f"{node.name} ({where})"
             ) from e
         as_traced = any(isinstance(d, Sym) for f in facts for d in f.shape or ())
-        facts = [self._told(v, f) for v, f in zip(node.outputs, facts, strict=True)]
+        facts = [self._with_promises(v, f) for v, f in zip(node.outputs, facts, strict=True)]
         if as_traced:
             self._ask(node, facts)
         return unknown if any(f.dtype == DataType.DT_UNDEFINED for f in facts) else facts
@@ -284,7 +295,7 @@ class _Build:
             if known and dims is not None and tuple(own.shape or ()) != dims:
                 raise Unfit(f"{node.name} has other dims than the graph says")
 
-    def _told(self, value: Value, fact: Fact) -> Fact:
+    def _with_promises(self, value: Value, fact: Fact) -> Fact:
         """What tracing knows of a value, where the rule of its node leaves something open. The type
         of what nobody reads does not matter."""
         dtype, shape = fact.dtype, value.shape if fact.shape is None else fact.shape
@@ -298,19 +309,20 @@ class _Build:
         return self._one_by_name(value, fact)
 
     def _one_by_name(self, value: Value, fact: Fact) -> Fact:
-        """Sizes that the graph calls the same are one Number, under the condition that they are."""
+        """Sizes that the graph calls the same are one GuardedInt, under the condition that they
+        are."""
         if not self.traced or not layout.numbers_in(fact):
             return fact
         names = iter((*(value.shape or fact.shape or ()), *layout.as_tuple(value.content)))
         return layout.each_size(lambda n: self._size(next(names, n), n), fact)
 
     def _size(self, name: Any, number: Any) -> Any:
-        if name is None or not isinstance(number, Number):
+        if name is None or not isinstance(number, GuardedInt):
             return number
         known = self.named.setdefault(name, number) if isinstance(name, Sym) else name
         if known != number:
             return number
-        number.book.equate(number, known)
+        number.guards.equate(number, known)
         return known
 
     def _prepared(self, node: Node) -> bool:
@@ -320,8 +332,8 @@ class _Build:
             return False
         for value in node.outputs:
             tensor = natives.frozen[value]
-            root = self._new_root(value, "const", self._meta_like(tensor))
-            self.plan.constants[root.slot] = tensor
+            allocation = self._new_allocation(value, "const", self._meta_like(tensor))
+            self.plan.constants[allocation.slot] = tensor
         return True
 
     def _fold(self, node: Node, row: Row, facts: list[Fact]) -> bool:
@@ -334,7 +346,7 @@ class _Build:
             if layout.numbers_in(fact):
                 flat = len(fact.shape or ()) < 2
                 self.facts[value] = fact if flat else Fact(fact.dtype, fact.shape)
-                self.sized[self._new_root(value, "const", self._meta(fact)).slot] = fact
+                self.sized[self._new_allocation(value, "const", self._meta(fact)).slot] = fact
             else:
                 self._constant(value, layout.tensor_of(fact))
         return found is not None
@@ -342,8 +354,8 @@ class _Build:
     def _constant(self, value: Value, tensor: torch.Tensor) -> None:
         dtype = self.facts[value].dtype if value in self.facts else value.dtype
         self.facts[value] = Fact(dtype, tuple(tensor.shape), layout.content_of(tensor))
-        root = self._new_root(value, "const", self._meta_like(tensor))
-        self.plan.constants[root.slot] = tensor.to(root.device)
+        allocation = self._new_allocation(value, "const", self._meta_like(tensor))
+        self.plan.constants[allocation.slot] = tensor.to(allocation.device)
 
     def _view(self, node: Node, row: Row) -> None:
         slot = self.slot[node.values()[0]]
@@ -354,9 +366,9 @@ class _Build:
             slot, base = self._copy(node, slot, base)
             views = layout.as_list(kernel(base))
         self._touch([slot])
-        root = self.root[slot]
+        allocation = self.allocation[slot]
         outs = [
-            self._new_slot(value, root, meta)
+            self._new_slot(value, allocation, meta)
             for value, meta in zip(node.outputs, views, strict=True)
         ]
         self.plan.steps.append(Step(node, "view", kernel, [slot], outs))
@@ -365,8 +377,8 @@ class _Build:
         """Lay a strided value out anew so that the view after it is one."""
         self._touch([slot])
         dense = layout.with_strides(base, layout.dense_strides(base))
-        made = self._new_root(None, "arena", dense)
-        made.device = self.root[slot].device
+        made = self._new_allocation(None, "arena", dense)
+        made.device = self.allocation[slot].device
         self.plan.steps.append(Step(node, "copy", None, [slot], [made.slot]))
         return made.slot, dense
 
@@ -378,11 +390,13 @@ class _Build:
         args = tensor_args(node, row, self.slot.__getitem__)
         before = self._successor(node, row)
         self._touch([self.slot[v] for v in node.values()])
-        kind: RootKind = "arena" if row.out else "torch"
-        roots = [self._new_root(v, kind, self._torch_meta(node, row, v)) for v in node.outputs]
+        kind: AllocationKind = "arena" if row.out else "torch"
+        allocations = [
+            self._new_allocation(v, kind, self._torch_meta(node, row, v)) for v in node.outputs
+        ]
         if before is not None:
-            roots[0].successor_of = before
-        made = [r.slot for r in roots]
+            allocations[0].successor_of = before
+        made = [r.slot for r in allocations]
         self.plan.steps.append(Step(node, "out" if row.out else "call", kernel, args, made))
         return None
 
@@ -399,7 +413,7 @@ class _Build:
             return meta
         return layout.in_format(meta, torch.channels_last)
 
-    def _successor(self, node: Node, row: Row) -> Root | None:
+    def _successor(self, node: Node, row: Row) -> Allocation | None:
         """The buffer of an input that this step may overwrite, if it ends here: an operand of an
         elementwise one, or what it updates."""
         if not row.out or len(node.outputs) != 1:
@@ -410,20 +424,24 @@ class _Build:
         made = self._meta(self.facts[node.outputs[0]])
         for value in candidates:
             slot = self.slot[value]
-            root = self.root[slot]
-            if root.kind != "arena" or self.metas[slot] is not root.meta:
+            allocation = self.allocation[slot]
+            if allocation.kind != "arena" or self.metas[slot] is not allocation.meta:
                 continue
-            alike = root.meta.dtype == made.dtype and same_dims(root.meta.shape, made.shape)
-            if alike and self._ends_here(root, node):
-                return root
+            alike = allocation.meta.dtype == made.dtype and same_dims(
+                allocation.meta.shape, made.shape
+            )
+            if alike and self._ends_here(allocation, node):
+                return allocation
         return None
 
-    def _ends_here(self, root: Root, node: Node) -> bool:
+    def _ends_here(self, allocation: Allocation, node: Node) -> bool:
         """Whether this node is the last reader, and reads no other view of the same memory."""
         slots = [self.slot[v] for v in node.values()]
-        if any(self.root[s] is root and self.metas[s] is not root.meta for s in slots):
+        if any(
+            self.allocation[s] is allocation and self.metas[s] is not allocation.meta for s in slots
+        ):
             return False
-        readers = {u for v in self.members.get(root.slot, []) for u in v.users()}
+        readers = {u for v in self.members.get(allocation.slot, []) for u in v.users()}
         return all(u is node or u in self.done for u in readers)
 
     # ---- native units ----
@@ -447,13 +465,13 @@ class _Build:
             return self._one_by_one(unit, inside)
         slots = [self.slot[v] for v in unit.inputs]
         for slot in slots:
-            root = self.root[slot]
-            root.settled = root.settled or root.kind == "torch"
-            root.fixed = root.fixed or root.kind == "arena"
+            allocation = self.allocation[slot]
+            allocation.settled = allocation.settled or allocation.kind == "torch"
+            allocation.fixed = allocation.fixed or allocation.kind == "arena"
         self._touch(slots)
-        made = {v: self._new_root(v, "arena", meta) for v, meta in outs.items()}
-        for root in made.values():
-            root.fixed = True
+        made = {v: self._new_allocation(v, "arena", meta) for v, meta in outs.items()}
+        for allocation in made.values():
+            allocation.fixed = True
         call.operands = [self.slot[v] for v in (*unit.inputs, *unit.outputs)]
         update = self.p.natives.updated(unit)
         if update is not None:
@@ -461,7 +479,7 @@ class _Build:
             slots = [self.slot[update], *(s for s in slots if again or s != self.slot[update])]
             call.copies = True
         call.pointwise = self.p.natives.is_pointwise(unit)
-        node = unit.group.nodes[-1] if update is not None else unit.head
+        node = unit.group.nodes[-1] if update is not None else unit.anchor
         step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
         step.native, step.also, step.values = call, unit.nodes, list(made)
         self.plan.steps.append(step)
@@ -519,12 +537,12 @@ class _Build:
         outs = []
         for value in node.outputs:
             self.facts[value] = Fact(value.dtype)
-            outs.append(self._new_root(value, "torch", None).slot)
+            outs.append(self._new_allocation(value, "torch", None).slot)
         slots = {v: self.slot[v] for v in node.values()}
         self.plan.steps.append(Step(node, "late", None, args, outs, slots=slots))
 
 
-def layout_asked_for(value: Value) -> Order | None:
+def layout_asked_for(value: Value) -> DimOrder | None:
     """The layout that the kernel of some reader wants a value in, if it minds."""
     for node in value.users():
         row = row_of(node.type)

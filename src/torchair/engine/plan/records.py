@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from torchair.codegen.program import Native, Root
-from torchair.codegen.streams import HOST, Streams, streams_of
-from torchair.codegen.target import AS_EVER, Target, Way
+from torchair.codegen.program import Allocation, Native
+from torchair.codegen.streams import HOST, DeviceStreams, streams_of
+from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig, Target
 from torchair.engine.plan.arena import Arena, Laid
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Plan:
     slots: int = 0
     inputs: int = 0
     constants: dict[int, torch.Tensor] = field(default_factory=dict)
-    roots: list[Root] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
     bound: list[Step] = field(default_factory=list)  # views of planned memory, made once
     steps: list[Step] = field(default_factory=list)
     outputs: list[OutputSpec] = field(default_factory=list)
@@ -151,14 +151,16 @@ class Plan:
     device: str = HOST
     target: Target | None = None  # who runs its native steps
     read: set[int] = field(default_factory=set)  # slots that must exist as tensors
-    places: dict[int, tuple[Root, int]] = field(default_factory=dict)  # root, byte offset in it
-    outlines: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
+    # allocation, byte offset in it
+    places: dict[int, tuple[Allocation, int]] = field(default_factory=dict)
+    layouts: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
     schedule: Schedule | None = None  # if there is more than one lane
-    way_of: Callable[[Any], Way] = lambda request: AS_EVER  # of kernels for several steps
+    # of kernels for several steps
+    config_of: Callable[[Any], KernelConfig] = lambda request: DEFAULT_CONFIG
     threads: int = 0  # most that run its native steps, 0: as many as torch has
 
     @property
-    def streams(self) -> Streams | None:
+    def streams(self) -> DeviceStreams | None:
         """Streams of its device; None where a step is done when its call returns."""
         return streams_of(self.device)
 
@@ -175,7 +177,7 @@ class Plan:
         if not native or self.write_backs:
             return False
         fresh = [r.slot for _, r in self.leaving if r.kind == "fresh"]
-        known = sum(r.kind == "fresh" for r in self.roots)
+        known = sum(r.kind == "fresh" for r in self.allocations)
         if len(set(fresh)) != len(fresh) or len(fresh) != known:
             return False
         return all(
@@ -212,7 +214,7 @@ class Plan:
         return self.natives
 
     @property
-    def leaving(self) -> list[tuple[OutputSpec, Root]]:
+    def leaving(self) -> list[tuple[OutputSpec, Allocation]]:
         """Outputs, each with the memory that it is in."""
         return [(o, self.place(o.slot)[0]) for o in self.outputs]
 
@@ -223,12 +225,12 @@ class Plan:
 
     def arrange(self, placement: Laid) -> None:
         """Take over where buffers lie."""
-        for root in self.roots:
-            if root.buffer >= 0:
-                root.offset = placement.offsets[root.buffer]
-                root.bytes = placement.sizes[root.buffer]
+        for allocation in self.allocations:
+            if allocation.buffer >= 0:
+                allocation.offset = placement.offsets[allocation.buffer]
+                allocation.bytes = placement.sizes[allocation.buffer]
         self.arena_size, self.arena_floor = placement.total, placement.floor
 
-    def place(self, slot: int) -> tuple[Root, int]:
-        """The root a slot is in, and how many bytes after its begin."""
+    def place(self, slot: int) -> tuple[Allocation, int]:
+        """The allocation a slot is in, and how many bytes after its begin."""
         return self.places[slot]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.program import Range, Root, range_of
+from torchair.codegen.program import Allocation, Range, range_of
 from torchair.engine.optimize.passes.ordering import Lanes, draws
 from torchair.engine.plan.records import Plan, Schedule, Step
 from torchair.ge.graph import Node
@@ -15,7 +15,7 @@ from torchair.operators.generic import find_target
 
 _WORLD: Range = (-2, 0, 1)  # what operators change beside tensors: generators, output
 
-RootOf = Callable[[int], Root]
+AllocationOf = Callable[[int], Allocation]
 """The piece of memory that a slot is in."""
 
 
@@ -99,23 +99,24 @@ class LaneSharing:
     """Which pieces of memory may be one: those of which one is not used any more, in whatever
     order lanes run, when the other begins to be."""
 
-    def __init__(self, steps: Sequence[Step], root_of: RootOf, lanes: Lanes) -> None:
-        def apart(root: Root) -> Range:
-            return (root.slot, 0, 1) if root.kind == "arena" else range_of(root)
+    def __init__(self, steps: Sequence[Step], allocation_of: AllocationOf, lanes: Lanes) -> None:
+        def apart(allocation: Allocation) -> Range:
+            return (allocation.slot, 0, 1) if allocation.kind == "arena" else range_of(allocation)
 
         self._end = len(steps)
-        self._order = order_of(steps, root_of, apart, lanes)
-        self._touches = _touches(steps, root_of)
+        self._order = order_of(steps, allocation_of, apart, lanes)
+        self._touches = _touches(steps, allocation_of)
 
-    def ends_at(self, root: Root, step: int) -> bool:
-        """Whether a step is the last that touches a root."""
-        others = [k for k in self._touches.get(root.slot, ()) if k != step]
-        return root.last < self._end and all(self._order.before(k, step) for k in others)
+    def ends_at(self, allocation: Allocation, step: int) -> bool:
+        """Whether a step is the last that touches an allocation."""
+        others = [k for k in self._touches.get(allocation.slot, ()) if k != step]
+        return allocation.last < self._end and all(self._order.before(k, step) for k in others)
 
-    def span(self, roots: Sequence[Root]) -> Lifetime:
-        """How long a buffer is needed, given by the roots that live in it one after the other."""
-        touches = [k for r in roots for k in self._touches.get(r.slot, ())]
-        kept = any(r.last >= self._end for r in roots)
+    def span(self, allocations: Sequence[Allocation]) -> Lifetime:
+        """How long a buffer is needed, given by the allocations that live in it one after the
+        other."""
+        touches = [k for r in allocations for k in self._touches.get(r.slot, ())]
+        kept = any(r.last >= self._end for r in allocations)
         return Lifetime(self._order.clock(min(touches)), self._order.reached(touches), kept)
 
 
@@ -124,31 +125,34 @@ def schedule_of(plan: Plan, lanes: Lanes) -> Schedule:
     any more."""
     steps = plan.steps
 
-    def root_of(slot: int) -> Root:
+    def allocation_of(slot: int) -> Allocation:
         return plan.places[slot][0]
 
-    order = order_of(steps, root_of, range_of, lanes)
+    order = order_of(steps, allocation_of, range_of, lanes)
     made = {s: k for k, step in enumerate(steps) for s in step.outs if step.kind != "view"}
     first: list[int] = []
     views: dict[int, list[int]] = {}
     for k, step in enumerate(steps):
         if step.kind == "view":
-            root = root_of(step.args[0])
-            maker = made.get(root.slot) if root.kind == "torch" else None
+            allocation = allocation_of(step.args[0])
+            maker = made.get(allocation.slot) if allocation.kind == "torch" else None
             (first if maker is None else views.setdefault(maker, [])).append(k)
-    _keep_frees(steps, root_of, order)
-    borrowed = _borrowed(steps, root_of, order, made)
+    _keep_frees(steps, allocation_of, order)
+    borrowed = _borrowed(steps, allocation_of, order, made)
     return Schedule(lanes_used(lanes, steps), order.steps, order.waits, first, views, borrowed)
 
 
 def order_of(
-    steps: Sequence[Step], root_of: RootOf, where: Callable[[Root], Range], lanes: Lanes
+    steps: Sequence[Step],
+    allocation_of: AllocationOf,
+    where: Callable[[Allocation], Range],
+    lanes: Lanes,
 ) -> LaneOrder:
-    """The order that steps need; `where` tells where a root is. Views cost nothing and wait for
-    nothing: whoever reads one waits for what made its memory."""
+    """The order that steps need; `where` tells where an allocation is. Views cost nothing and wait
+    for nothing: whoever reads one waits for what made its memory."""
     number = {label: k for k, label in enumerate(lanes_used(lanes, steps))}
     lane = [-1 if s.kind == "view" else number[lanes.of(s.node)] for s in steps]
-    needs = _memory_needs(steps, root_of, where)
+    needs = _memory_needs(steps, allocation_of, where)
     for k, found in enumerate(_graph_needs(steps)):
         needs[k] |= found
     return LaneOrder(lane, needs)
@@ -157,28 +161,32 @@ def order_of(
 # ---- what must come before what ----
 
 
-def _touches(steps: Sequence[Step], root_of: RootOf) -> dict[int, list[int]]:
-    """By slot of a root: steps that touch it."""
+def _touches(steps: Sequence[Step], allocation_of: AllocationOf) -> dict[int, list[int]]:
+    """By slot of an allocation: steps that touch it."""
     found: dict[int, list[int]] = {}
     for k, step in enumerate(steps):
         for slot in (*step.reads, *step.outs) if step.kind != "view" else ():
-            found.setdefault(root_of(slot).slot, []).append(k)
+            found.setdefault(allocation_of(slot).slot, []).append(k)
     return found
 
 
 def _memory_needs(
-    steps: Sequence[Step], root_of: RootOf, where: Callable[[Root], Range]
+    steps: Sequence[Step], allocation_of: AllocationOf, where: Callable[[Allocation], Range]
 ) -> list[set[int]]:
     """For each step those that wrote what it touches, or read what it overwrites."""
     log = _Log()
-    lent = _lent(steps, root_of)
+    lent = _lent(steps, allocation_of)
     for k, step in enumerate(steps):
         if step.kind == "view":
             log.needs.append(set())
             continue
-        roots = [root_of(s) for s in step.reads]
-        read = [where(r) for root in roots for r in (root, *lent.get(root.slot, ()))]
-        written = [where(root_of(s)) for s in step.outs]
+        allocations = [allocation_of(s) for s in step.reads]
+        read = [
+            where(r)
+            for allocation in allocations
+            for r in (allocation, *lent.get(allocation.slot, ()))
+        ]
+        written = [where(allocation_of(s)) for s in step.outs]
         node = step.node
         if _changes_arguments(node):
             written += read
@@ -199,8 +207,9 @@ class _Log:
         """Note what a step does, and whom it must wait for."""
         needs: set[int] = set()
         for (space, first, end), writes in [
-            *((r, False) for r in read), *((w, True) for w in written)
-        ]:  # fmt: skip
+            *((r, False) for r in read),
+            *((w, True) for w in written),
+        ]:
             seen = self._seen.setdefault(space, [])
             met = [s for s in seen if s[0] < end and first < s[1] and (writes or s[3])]
             needs.update(s[2] for s in met)
@@ -211,15 +220,17 @@ class _Log:
         self.needs.append(needs)
 
 
-def _lent(steps: Sequence[Step], root_of: RootOf) -> dict[int, list[Root]]:
+def _lent(steps: Sequence[Step], allocation_of: AllocationOf) -> dict[int, list[Allocation]]:
     """Memory that what a torch kernel returned may lie in: that of its arguments, but for planned
     memory, which results are copied out of."""
-    lent: dict[int, list[Root]] = {}
+    lent: dict[int, list[Allocation]] = {}
     for step in steps:
         if step.kind not in ("call", "late"):
             continue
-        roots = [root_of(s) for s in step.reads]
-        given = [r for root in roots for r in (root, *lent.get(root.slot, ()))]
+        allocations = [allocation_of(s) for s in step.reads]
+        given = [
+            r for allocation in allocations for r in (allocation, *lent.get(allocation.slot, ()))
+        ]
         kept = {r.slot: r for r in given if r.kind not in ("arena", "const")}
         for slot in step.outs:
             lent[slot] = list(kept.values())
@@ -264,22 +275,22 @@ def _changes_arguments(node: Node) -> bool:
 # ---- registers ----
 
 
-def _keep_frees(steps: Sequence[Step], root_of: RootOf, order: LaneOrder) -> None:
+def _keep_frees(steps: Sequence[Step], allocation_of: AllocationOf, order: LaneOrder) -> None:
     """Drop registers after a step only if all others that need them come before it; the rest is
     dropped when the call ends."""
-    touches = _touches(steps, root_of)
+    touches = _touches(steps, allocation_of)
     for k, step in enumerate(steps):
         if step.kind == "view":
             step.frees = []  # it is made as soon as it can be, before others have run
         step.frees = [
             s
             for s in step.frees
-            if all(t == k or order.before(t, k) for t in touches.get(root_of(s).slot, ()))
+            if all(t == k or order.before(t, k) for t in touches.get(allocation_of(s).slot, ()))
         ]
 
 
 def _borrowed(
-    steps: Sequence[Step], root_of: RootOf, order: LaneOrder, made: Mapping[int, int]
+    steps: Sequence[Step], allocation_of: AllocationOf, order: LaneOrder, made: Mapping[int, int]
 ) -> dict[int, list[int]]:
     """For each step the slots it reads that a torch kernel allocated in another lane."""
     found: dict[int, list[int]] = {}
@@ -287,8 +298,8 @@ def _borrowed(
         if step.kind == "view":
             continue
         for slot in step.reads:
-            root = root_of(slot)
-            maker = made.get(root.slot) if root.kind == "torch" else None
+            allocation = allocation_of(slot)
+            maker = made.get(allocation.slot) if allocation.kind == "torch" else None
             if maker is not None and order.lane[maker] != order.lane[k]:
                 found.setdefault(k, []).append(slot)
     return found

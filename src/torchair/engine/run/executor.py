@@ -15,19 +15,27 @@ from typing import Any
 import torch
 
 from torchair.codegen.poison import Area, areas_of, poisoned
-from torchair.codegen.program import BadIndex, Memory, NativePart, Range, Root, meet, range_of
-from torchair.codegen.streams import Streams
+from torchair.codegen.program import (
+    Allocation,
+    BadIndex,
+    Memory,
+    NativePart,
+    Range,
+    overlap,
+    range_of,
+)
+from torchair.codegen.streams import DeviceStreams
 from torchair.engine.plan.records import OutputSpec, Plan, Step, extent
-from torchair.engine.run.memory import ARENA, Place, allocator, laid_out
+from torchair.engine.run.memory import ARENA, PlaceMemory, allocator, laid_out
 from torchair.engine.run.native import StepFailure, explain
 from torchair.engine.strides import as_list, same_strides
 from torchair.flags import debug_level, poisoning
 from torchair.ge.graph import Fact, Value
-from torchair.log import tell
+from torchair.log import debug_print
 from torchair.operators import Op, Trait, has_trait, row_of
 from torchair.operators.reference import tensor_fact
 
-Run = Callable[[list[Any]], None]
+RunStep = Callable[[list[Any]], None]
 
 
 class Program:
@@ -36,7 +44,7 @@ class Program:
     def __init__(
         self,
         plan: Plan,
-        place: Place | None = None,
+        place: PlaceMemory | None = None,
         scratch: Callable[[int], torch.Tensor] | None = None,
     ) -> None:
         """`place` gives memory for the arena and for results that stay where they are, as far as it
@@ -53,26 +61,30 @@ class Program:
             self._registers: list[Any] = [None] * plan.slots
             for slot, tensor in plan.constants.items():
                 self._registers[slot] = tensor
-            for root in plan.roots:
-                if root.kind == "arena" and (root.slot in plan.read or plan.streams is not None):
-                    self._registers[root.slot] = self._buffer(root)
+            for allocation in plan.allocations:
+                if allocation.kind == "arena" and (
+                    allocation.slot in plan.read or plan.streams is not None
+                ):
+                    self._registers[allocation.slot] = self._buffer(allocation)
             for step in plan.bound:
                 _view(step)(self._registers)
-        self._fresh = [(r.slot, _maker(r, place)) for r in plan.roots if r.kind == "fresh"]
-        self._tied = [(r.slot, r.tied_to, r.meta.shape) for r in plan.roots if r.kind == "tied"]
+        self._fresh = [(r.slot, _maker(r, place)) for r in plan.allocations if r.kind == "fresh"]
+        self._tied = [
+            (r.slot, r.tied_to, r.meta.shape) for r in plan.allocations if r.kind == "tied"
+        ]
         self._positions: list[int] = []  # step that each run begins with
         self.parts: list[NativePart] = []  # consecutive native steps, bound
         self._runs = self._prepare()
         if poisoning():
-            areas = areas_of(plan.roots)
+            areas = areas_of(plan.allocations)
             self._runs.insert(0, poisoned(lambda registers: None, self.arena, areas))
             self._positions.insert(0, 0)
         self._lasting = list(self._registers)  # without what belongs to one call
 
-    def _prepare(self) -> list[Run]:
+    def _prepare(self) -> list[RunStep]:
         """One function for each step, one for consecutive native steps together, and one for what
         runs side by side."""
-        runs: list[Run] = []
+        runs: list[RunStep] = []
         tell = debug_level() >= 5
         parts = [[p] for p in self._parts(tell)] if tell else forks(self._parts(), self.plan)
         memory = Memory(self.plan, self.arena.data_ptr(), self._scratch)
@@ -82,24 +94,24 @@ class Program:
             runs.append(calls[0][1] if len(calls) == 1 else side_by_side(calls, self.plan.streams))
         return runs
 
-    def _parts(self, single: bool = False) -> list[Stretch]:
+    def _parts(self, single: bool = False) -> list[StepGroup]:
         """The steps, consecutive native ones together unless each is wanted `single`."""
-        parts: list[Stretch] = []
+        parts: list[StepGroup] = []
         for k, step in enumerate(self.plan.steps):
             native = step.kind == "native"
             if native and not single and parts and parts[-1].steps[0].kind == "native":
                 parts[-1].steps.append(step)
             else:
-                parts.append(Stretch([step], k))
+                parts.append(StepGroup([step], k))
         return parts
 
-    def _prepared(self, part: Stretch, memory: Memory, tell: bool) -> Run:
+    def _prepared(self, part: StepGroup, memory: Memory, tell: bool) -> RunStep:
         first = part.steps[0]
         if first.kind != "native":
             return prepared(first, self.arena, self.plan)
         made = self._bound(part.steps, memory, torch.get_num_threads())
         run = made.bind()
-        return told(first, run, self.plan) if tell else run
+        return with_debug_print(first, run, self.plan) if tell else run
 
     def _bound(self, steps: Sequence[Step], memory: Memory, threads: int) -> NativePart:
         """Consecutive native steps over the memory of this program."""
@@ -108,11 +120,11 @@ class Program:
         self.parts.append(made)
         return made
 
-    def _buffer(self, root: Root) -> torch.Tensor:
-        meta = root.meta
-        if root.device != self.plan.device or not root.size:
-            return torch.empty(meta.shape, dtype=meta.dtype, device=root.device)
-        return laid_out(self.arena[root.offset :], meta.dtype, meta.shape, meta.stride())
+    def _buffer(self, allocation: Allocation) -> torch.Tensor:
+        meta = allocation.meta
+        if allocation.device != self.plan.device or not allocation.size:
+            return torch.empty(meta.shape, dtype=meta.dtype, device=allocation.device)
+        return laid_out(self.arena[allocation.offset :], meta.dtype, meta.shape, meta.stride())
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""
@@ -148,13 +160,13 @@ class Program:
             registers[write.input_slot].copy_(source)
 
 
-def _maker(root: Root, place: Place | None) -> Callable[[], torch.Tensor]:
-    """A function that gives the tensor of a fresh root: a new one, or always the same."""
-    memory = place(root.slot, root.size) if place is not None else None
+def _maker(allocation: Allocation, place: PlaceMemory | None) -> Callable[[], torch.Tensor]:
+    """A function that gives the tensor of a fresh allocation: a new one, or always the same."""
+    memory = place(allocation.slot, allocation.size) if place is not None else None
     if memory is None:
-        return allocator(root)(tuple(root.meta.shape), root.meta.stride())
-    kept = laid_out(memory, root.meta.dtype, root.meta.shape, root.meta.stride())
-    return poisoned(lambda: kept, memory, [Area(0, len(memory), 0, root.meta.dtype)])
+        return allocator(allocation)(tuple(allocation.meta.shape), allocation.meta.stride())
+    kept = laid_out(memory, allocation.meta.dtype, allocation.meta.shape, allocation.meta.stride())
+    return poisoned(lambda: kept, memory, [Area(0, len(memory), 0, allocation.meta.dtype)])
 
 
 def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
@@ -185,15 +197,15 @@ def once(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 # ---- steps as functions of the registers ----
 
 
-def prepared(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
+def prepared(step: Step, arena: torch.Tensor, plan: Plan) -> RunStep:
     """A step as a function of the registers."""
-    makers: dict[str, Callable[[Step], Run]] = {
+    makers: dict[str, Callable[[Step], RunStep]] = {
         "out": _out, "view": _view, "copy": _copy,
         "call": lambda s: _call(s, arena), "late": lambda s: _late(s, arena),
     }  # fmt: skip
     run = _settled(step, makers[step.kind](step), plan)
     if debug_level() >= 5:
-        run = told(step, run, plan)
+        run = with_debug_print(step, run, plan)
     if not step.frees:
         return run
     frees = step.frees
@@ -206,7 +218,7 @@ def prepared(step: Step, arena: torch.Tensor, plan: Plan) -> Run:
     return run_and_free
 
 
-def _settled(step: Step, run: Run, plan: Plan) -> Run:
+def _settled(step: Step, run: RunStep, plan: Plan) -> RunStep:
     """A step of torch whose results native code reads: they get the type and the strides that were
     planned."""
     places = [plan.places.get(s) for s in step.outs]
@@ -229,17 +241,17 @@ def _settled(step: Step, run: Run, plan: Plan) -> Run:
     return run_and_settle
 
 
-def told(step: Step, run: Run, plan: Plan) -> Run:
+def with_debug_print(step: Step, run: RunStep, plan: Plan) -> RunStep:
     """A step that says what it does, for debug level 5."""
     types = "+".join(n.type for n in step.also or [step.node])
 
-    def run_and_tell(r: list[Any]) -> None:
+    def run_and_print(r: list[Any]) -> None:
         run(r)
         made = [plan.place(o)[0].meta if r[o] is None else r[o] for o in step.outs]
         shown = ", ".join(f"{list(t.shape)} {t.dtype}" for t in made)
-        tell(5, f"torchair step {step.kind:6s} {types} {step.node.name} -> {shown}")
+        debug_print(5, f"torchair step {step.kind:6s} {types} {step.node.name} -> {shown}")
 
-    return run_and_tell
+    return run_and_print
 
 
 def _fed(kernel: Callable[..., Any], args: list[Any]) -> list[Any]:
@@ -252,7 +264,7 @@ def _fed(kernel: Callable[..., Any], args: list[Any]) -> list[Any]:
     return args
 
 
-def _out(step: Step) -> Run:
+def _out(step: Step) -> RunStep:
     kernel, outs = step.kernel, step.outs
     assert kernel is not None
     args = _fed(kernel, step.args)
@@ -281,7 +293,7 @@ def _gather_list(r: list[Any], slots: list[int] | None) -> list[Any] | None:
     return None if slots is None else [r[s] for s in slots]
 
 
-def _call(step: Step, arena: torch.Tensor) -> Run:
+def _call(step: Step, arena: torch.Tensor) -> RunStep:
     kernel = step.kernel
     assert kernel is not None
     args = _fed(kernel, step.args)
@@ -318,7 +330,7 @@ def _storer(step: Step, arena: torch.Tensor) -> Callable[[list[Any], Any], None]
     return store
 
 
-def _view(step: Step) -> Run:
+def _view(step: Step) -> RunStep:
     kernel, (source,), outs = step.kernel, step.args, step.outs
     assert kernel is not None
     if len(outs) == 1:
@@ -337,12 +349,12 @@ def _view(step: Step) -> Run:
     return run
 
 
-def _copy(step: Step) -> Run:
+def _copy(step: Step) -> RunStep:
     (source,), (target,) = step.args, step.outs
     return lambda r: r[target].copy_(r[source])
 
 
-def _late(step: Step, arena: torch.Tensor) -> Run:
+def _late(step: Step, arena: torch.Tensor) -> RunStep:
     """A step whose dims or host integers only the data tell: the kernel is made at every call."""
     row = row_of(step.node.type)
     assert row is not None
@@ -374,7 +386,7 @@ MUCH = 4 << 20
 
 
 @dataclass
-class Stretch:
+class StepGroup:
     """Consecutive steps that are run as one: native ones, or a single other step."""
 
     steps: list[Step]
@@ -390,13 +402,13 @@ class Stretch:
 class _Fork:
     """Parts that can be branches, and views between them."""
 
-    parts: list[Stretch] = field(default_factory=list)
+    parts: list[StepGroup] = field(default_factory=list)
     reads: list[Range] = field(default_factory=list)
     writes: list[Range] = field(default_factory=list)
     calls: int = 0
     branches: int = 0
 
-    def takes(self, part: Stretch, plan: Plan) -> bool:
+    def takes(self, part: StepGroup, plan: Plan) -> bool:
         """Add a part, unless it is no branch or touches what one of them writes."""
         if part.is_view:
             self.parts.append(part)
@@ -406,7 +418,11 @@ class _Fork:
             return False
         reads = [range_of(plan.place(s)[0]) for x in part.steps for s in x.reads]
         writes = [range_of(plan.place(s)[0]) for x in part.steps for s in x.outs]
-        if meet(writes, self.reads) or meet(writes, self.writes) or meet(reads, self.writes):
+        if (
+            overlap(writes, self.reads)
+            or overlap(writes, self.writes)
+            or overlap(reads, self.writes)
+        ):
             return False
         self.parts.append(part)
         self.reads += reads
@@ -416,9 +432,9 @@ class _Fork:
         return True
 
 
-def forks(parts: Sequence[Stretch], plan: Plan) -> list[list[Stretch]]:
+def forks(parts: Sequence[StepGroup], plan: Plan) -> list[list[StepGroup]]:
     """All parts in order, those together that are branches of one fork."""
-    groups: list[list[Stretch]] = []
+    groups: list[list[StepGroup]] = []
     fork = _Fork()
     records = plan.streams is not None and plan.streams.can_record
     for part in [*parts, None]:
@@ -448,13 +464,15 @@ def _is_small_call(step: Step, plan: Plan) -> bool:
     return made.numel() * (weights.numel() // max(features, 1)) <= SMALL
 
 
-def _moves_much(part: Stretch, plan: Plan) -> bool:
+def _moves_much(part: StepGroup, plan: Plan) -> bool:
     if part.steps[0].kind != "native" or any(s.code.scratch for s in part.steps):
         return False
     return sum(plan.place(o)[0].bytes for s in part.steps for o in s.outs) >= MUCH
 
 
-def side_by_side(calls: Sequence[tuple[Stretch, Run]], streams: Streams | None) -> Run:
+def side_by_side(
+    calls: Sequence[tuple[StepGroup, RunStep]], streams: DeviceStreams | None
+) -> RunStep:
     """Parts of a fork as one function of the registers."""
     assert streams is not None, "a fork is for a device that records"
 

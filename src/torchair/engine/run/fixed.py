@@ -40,7 +40,7 @@ class Placed:
     offset: int = 0
 
 
-Place = Placed | int | torch.Tensor
+ResultPlace = Placed | int | torch.Tensor
 """Where a result is: in given memory, in the input of that number, or a tensor of its own."""
 
 
@@ -61,7 +61,7 @@ class FixedProgram:
             self._starts[slot] = (at, size)
             at += aligned(size)
         self.inputs = list(inputs)
-        self.places: list[Place] = []  # of the results, known after the first run
+        self.places: list[ResultPlace] = []  # of the results, known after the first run
         self.set: Callable[[int, torch.Tensor], None]
         self.run: Callable[[], None]
         self.words: dict[int, int] = {}  # input: its word in `given`, if only its address counts
@@ -95,9 +95,9 @@ class FixedProgram:
         self.run = _explained(fire)
         if poisoning():
             # results have pieces of the memory; the arena begins where it does
-            fresh = [r for r in plan.roots if r.kind == "fresh" and r.slot in self._starts]
+            fresh = [r for r in plan.allocations if r.kind == "fresh" and r.slot in self._starts]
             results = [Area(*self._starts[r.slot], 0, r.meta.dtype) for r in fresh]
-            self.run = poisoned(self.run, self._memory, [*areas_of(plan.roots), *results])
+            self.run = poisoned(self.run, self._memory, [*areas_of(plan.allocations), *results])
 
     def _set_word(self, number: int, tensor: torch.Tensor) -> None:
         self.inputs[number] = tensor
@@ -134,17 +134,19 @@ class FixedProgram:
             if isinstance(place, torch.Tensor) and place is not tensor:
                 once(place, place).copy_(once(tensor, place))
 
-    def _find(self, number: int, tensor: torch.Tensor) -> Place:
+    def _find(self, number: int, tensor: torch.Tensor) -> ResultPlace:
         for k, given in enumerate(self.inputs):
             if tensor is given:
                 return k
-        root = self.plan.places.get(self.plan.outputs[number].slot, (None, 0))[0]
-        start, size = self._starts.get(root.slot, (0, 0)) if root is not None else (0, 0)
+        allocation = self.plan.places.get(self.plan.outputs[number].slot, (None, 0))[0]
+        start, size = (
+            self._starts.get(allocation.slot, (0, 0)) if allocation is not None else (0, 0)
+        )
         inside = tensor.data_ptr() - self._memory.data_ptr() - start
         if size and 0 <= inside < size:
             offset = inside // tensor.element_size()
             shape, strides = tuple(tensor.shape), tensor.stride()
-            return Placed(root.slot, tensor.dtype, shape, strides, offset)  # type: ignore[union-attr]
+            return Placed(allocation.slot, tensor.dtype, shape, strides, offset)  # type: ignore[union-attr]
         return tensor
 
     def put(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -166,7 +168,7 @@ class FixedProgram:
 
 def _pieces(plan: Plan) -> list[tuple[int, int]]:
     """(slot, bytes) of the arena and of the results that can stay in place."""
-    fresh = [r for r in plan.roots if r.kind == "fresh" and r.device == plan.device]
+    fresh = [r for r in plan.allocations if r.kind == "fresh" and r.device == plan.device]
     sizes = [extent(r.meta.shape, r.meta.stride()) * r.meta.element_size() for r in fresh]
     return [(ARENA, plan.arena_size), *zip([r.slot for r in fresh], sizes, strict=True)]
 

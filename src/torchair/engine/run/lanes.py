@@ -21,14 +21,14 @@ import torch
 from torchair.codegen.cpu.openmp import limit_threads
 from torchair.codegen.program import BadIndex, Memory
 from torchair.engine.plan.records import Plan, Schedule, Step
-from torchair.engine.run.executor import Program, Run, prepared, told
-from torchair.engine.run.memory import Place
+from torchair.engine.run.executor import Program, RunStep, prepared, with_debug_print
+from torchair.engine.run.memory import PlaceMemory
 from torchair.engine.run.native import StepFailure
 from torchair.flags import debug_level
 from torchair.torch_private.dispatch import set_grad_enabled
 
 
-class Onlooker(Protocol):
+class LaneObserver(Protocol):
     """Someone who looks on while a program runs."""
 
     alone: bool
@@ -37,18 +37,18 @@ class Onlooker(Protocol):
     def begin(self) -> None:
         """A call begins."""
 
-    def wrap(self, run: Run, steps: Sequence[int], lane: str) -> Run:
+    def wrap(self, run: RunStep, steps: Sequence[int], lane: str) -> RunStep:
         """What to run instead of `run`, which does these steps."""
 
     def end(self) -> None:
         """The call has ended."""
 
 
-Watch = Callable[[Plan], Onlooker]
+Watch = Callable[[Plan], LaneObserver]
 """Makes a recorder for each program of a plan."""
 
 
-def bind_lanes(plan: Plan, place: Place | None = None, watch: Watch | None = None) -> Program:
+def bind_lanes(plan: Plan, place: PlaceMemory | None = None, watch: Watch | None = None) -> Program:
     """A program for a plan with a schedule, on the device that the plan is for."""
     kind = ThreadLanes if plan.streams is None else StreamLanes
     return kind(plan, place, watch)
@@ -58,7 +58,7 @@ def bind_lanes(plan: Plan, place: Place | None = None, watch: Watch | None = Non
 class _Task:
     """One thing that a lane does."""
 
-    run: Run
+    run: RunStep
     lane: int
     steps: list[int]
     step: Step  # to name in errors
@@ -70,7 +70,9 @@ class _Task:
 class LaneProgram(Program, abc.ABC):
     """A plan with a schedule, bound to memory."""
 
-    def __init__(self, plan: Plan, place: Place | None = None, watch: Watch | None = None) -> None:
+    def __init__(
+        self, plan: Plan, place: PlaceMemory | None = None, watch: Watch | None = None
+    ) -> None:
         assert plan.schedule is not None
         self._schedule: Schedule = plan.schedule
         self._recorder = watch(plan) if watch is not None else None
@@ -86,7 +88,7 @@ class LaneProgram(Program, abc.ABC):
         self._recorder.end()
         return outputs
 
-    def _prepare(self) -> list[Run]:
+    def _prepare(self) -> list[RunStep]:
         """Views of arguments, then all lanes together."""
         steps, first = self.plan.steps, self._schedule.first
         threads = max(1, torch.get_num_threads() // len(self._schedule.lanes))
@@ -115,12 +117,12 @@ class LaneProgram(Program, abc.ABC):
 
     def _task(self, piece: list[int], lane: int, threads: int) -> _Task:
         steps = [self.plan.steps[k] for k in piece]
-        run: Run
+        run: RunStep
         if steps[0].kind == "native":
             part = self._bound(steps, self._memory, threads)
             self.parts.append(part)
             run = part.bind()
-            run = told(steps[0], run, self.plan) if self._apart else run
+            run = with_debug_print(steps[0], run, self.plan) if self._apart else run
         else:
             views = [self.plan.steps[k] for k in self._schedule.views.get(piece[0], ())]
             runs = [prepared(s, self.arena, self.plan) for s in (steps[0], *views)]
@@ -130,7 +132,7 @@ class LaneProgram(Program, abc.ABC):
         return _Task(run, lane, piece, steps[0])
 
 
-def _in_turn(runs: Sequence[Run], registers: list[Any]) -> None:
+def _in_turn(runs: Sequence[RunStep], registers: list[Any]) -> None:
     for run in runs:
         run(registers)
 
@@ -157,10 +159,10 @@ class ThreadLanes(LaneProgram):
     def _go(self, registers: list[Any]) -> None:
         self._failure = None
         work = self._work_inferring if torch.is_inference_mode_enabled() else self._work
-        crew = workers()
+        thread_pool = workers()
         for tasks, done in zip(self._tasks[1:], self._done, strict=True):
             try:
-                crew.give(partial(work, tasks, registers), done)
+                thread_pool.give(partial(work, tasks, registers), done)
             except Exception as e:  # there is no thread to be had
                 self._stop(tasks, 0, e)
                 done.release()
@@ -295,7 +297,7 @@ def stream_of(device: str, label: str) -> Any:
 
 # ---- threads: started when they are needed, kept for the next call ----
 
-Work = Callable[[], None]
+LaneWork = Callable[[], None]
 
 _SPARE = 16  # threads that wait for work; a burst of calls does not hold more for ever
 
@@ -307,7 +309,7 @@ class Workers:
         self._free: deque[_Worker] = deque()
         self._process = os.getpid()
 
-    def give(self, work: Work, done: LockType) -> None:
+    def give(self, work: LaneWork, done: LockType) -> None:
         """Let a thread do this and then release `done`; `work` must not raise."""
         if self._process != os.getpid():  # a child of fork has none of our threads
             self._free, self._process = deque(), os.getpid()
@@ -327,14 +329,14 @@ class Workers:
 
 
 class _Worker(threading.Thread):
-    def __init__(self, crew: Workers) -> None:
+    def __init__(self, thread_pool: Workers) -> None:
         super().__init__(name="torchair lane", daemon=True)
-        self._crew = crew
+        self._thread_pool = thread_pool
         self._wake = allocate_lock()
         self._wake.acquire()
-        self._task: tuple[Work, LockType] | None = None
+        self._task: tuple[LaneWork, LockType] | None = None
 
-    def take(self, work: Work, done: LockType) -> None:
+    def take(self, work: LaneWork, done: LockType) -> None:
         """Do this next."""
         self._task = (work, done)
         self._wake.release()
@@ -350,7 +352,7 @@ class _Worker(threading.Thread):
             (work, done), self._task = self._task, None
             work()
             del work
-            stays = self._crew.back(self)
+            stays = self._thread_pool.back(self)
             done.release()
 
 

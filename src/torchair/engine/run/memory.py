@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from torchair.codegen.poison import made_poisoned
-from torchair.codegen.program import Root
+from torchair.codegen.program import Allocation
 from torchair.codegen.streams import HOST
 from torchair.engine.plan.arena import aligned
 from torchair.engine.plan.records import Plan
 from torchair.flags import poisoning
 from torchair.torch_private.tensors import empty_strided_cpu
 
-Place = Callable[[int, int], torch.Tensor | None]
+PlaceMemory = Callable[[int, int], torch.Tensor | None]
 """Memory, as bytes, for a slot of a plan or for its `ARENA`."""
 
 ARENA = -1
@@ -36,10 +36,10 @@ def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any)
 Allocate = Callable[[Any, Any], Callable[[], torch.Tensor]]
 
 
-def allocator(root: Root) -> Allocate:
-    """From dims and strides to a function that makes the tensor of a root anew for every call,
-    because it leaves the graph."""
-    dtype, device = root.meta.dtype, torch.device(root.device)
+def allocator(allocation: Allocation) -> Allocate:
+    """From dims and strides to a function that makes the tensor of an allocation anew for every
+    call, because it leaves the graph."""
+    dtype, device = allocation.meta.dtype, torch.device(allocation.device)
     make = partial(torch.empty_strided, dtype=dtype, device=device)
     if poisoning():
         return lambda shape, strides: made_poisoned(partial(make, shape, strides))

@@ -11,10 +11,17 @@ from typing import Any
 import torch
 
 from torchair.codegen.poison import areas_of, poisoned
-from torchair.codegen.program import BadIndex, EnteredPart, Memory, Root
+from torchair.codegen.program import Allocation, BadIndex, EnteredPart, Memory
 from torchair.engine.plan.records import OutputSpec, Plan, Step, picker
-from torchair.engine.run.held import DictEntry, Held, Same, TensorLike, TensorTaken, native_gate
-from torchair.engine.run.memory import ARENA, Place, allocator
+from torchair.engine.run.frozen import (
+    DictEntry,
+    FrozenTensors,
+    Same,
+    TensorLike,
+    TensorTaken,
+    argument_guard,
+)
+from torchair.engine.run.memory import ARENA, PlaceMemory, allocator
 from torchair.errors import GraphError
 from torchair.flags import debug_level, poisoning
 from torchair.torch_private import dynamo
@@ -70,7 +77,7 @@ class NativeProgram:
     results: Sequence[int]
     """For each output the input that it is, -1 where it is a new tensor."""
 
-    def __init__(self, plan: Plan, place: Place | None = None) -> None:
+    def __init__(self, plan: Plan, place: PlaceMemory | None = None) -> None:
         """`place` gives memory for the arena, if it has any."""
         arena = place(ARENA, plan.arena_size) if place is not None else None
         self._arena = torch.empty(plan.arena_size, dtype=torch.uint8) if arena is None else arena
@@ -83,9 +90,9 @@ class NativeProgram:
         assert isinstance(part, EnteredPart)
         self._take(part, slots)
         if poisoning():
-            self.enter = poisoned(self.enter, self._arena, areas_of(plan.roots))
+            self.enter = poisoned(self.enter, self._arena, areas_of(plan.allocations))
 
-    def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Root]]:
+    def _describe(self, plan: Plan) -> list[tuple[OutputSpec, Allocation]]:
         """Note which results are updated arguments; gives those that are made."""
         self.results = [r.tied_to if r.kind == "tied" else -1 for _, r in plan.leaving]
         self._plain = max(self.results, default=-1) < 0
@@ -140,7 +147,7 @@ class ProgramPool:
         """Give the memory of free programs back."""
         self._free.clear()
 
-    def put(self, place: Place) -> bool:
+    def put(self, place: PlaceMemory) -> bool:
         """Bind programs anew, in memory that `place` gives; False if they are of a kind that has
         its own."""
         self.forget()
@@ -176,7 +183,7 @@ _address = torch.Tensor.data_ptr
 
 
 class DirectProgram(NativeProgram):
-    """A native plan over memory of its own, entered through a gate."""
+    """A native plan over memory of its own, entered through a native guard."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan  # whose constants kernels have addresses of
@@ -193,7 +200,7 @@ class DirectProgram(NativeProgram):
         positions: Sequence[int],
         records: Sequence[TensorLike | Same],
         entries: Sequence[DictEntry],
-        held: Held | None,
+        frozen_tensors: FrozenTensors | None,
     ) -> Callable[..., bool | None] | None:
         """A function of the arguments and the new tensors. `positions` tells for each input of the
         graph which argument it is; -1 for one that stays where it is, as `entries` make sure."""
@@ -215,12 +222,12 @@ class DirectProgram(NativeProgram):
             TensorTaken(len(records) + k, words + 8 * (first + k)) for k in range(len(self.makers))
         ]
         task = self._part.task()
-        if held is not None:
-            test = held.native(inputs)
+        if frozen_tensors is not None:
+            test = frozen_tensors.native(inputs)
             if test is None:
                 return None
-            task = replace(task, held=test)
-        return native_gate(len(records) + len(made), [*known, *made], entries, task)
+            task = replace(task, frozen_tensors=test)
+        return argument_guard(len(records) + len(made), [*known, *made], entries, task)
 
     def failure(self) -> Exception:
         """The error of a run that met a bad index."""

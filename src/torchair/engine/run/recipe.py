@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchair.codegen import kept
+from torchair.codegen import kernel_cache
 from torchair.codegen.cpu.driver import HEADER, PATCH, STEP, driver
 from torchair.codegen.cpu.jit import key_of, made_with
 from torchair.codegen.cpu.target import cpu
-from torchair.codegen.program import SIZES_AT, Argument, Native, Room, Root, RootKind
+from torchair.codegen.program import (
+    SIZES_AT,
+    Allocation,
+    AllocationKind,
+    Argument,
+    AuxMemory,
+    Native,
+)
 from torchair.codegen.streams import HOST
 from torchair.codegen.target import Generated, Kernel
 from torchair.engine.plan import records
@@ -77,7 +84,7 @@ def maker() -> Data:
 def recipe_of(plan: Plan, frozen: Mapping[Value, int], varying: Sequence[int]) -> Data | None:
     """The data of a plan whose `frozen` inputs are constants, for these sizes of `varying` ones;
     None where it is more than native code, or kernels are not on disk."""
-    if kept.in_use() is None or plan.schedule is not None or not NativeProgram.suits(plan):
+    if kernel_cache.in_use() is None or plan.schedule is not None or not NativeProgram.suits(plan):
         return None
     steps = plan.native_steps
     weights = set(frozen.values())
@@ -89,7 +96,7 @@ def recipe_of(plan: Plan, frozen: Mapping[Value, int], varying: Sequence[int]) -
     number = {entry: k for k, entry in enumerate(kernels)}
     slots = {w for s in steps for w in (*s.code.addresses, *s.args, *s.outs) if isinstance(w, int)}
     slots |= {o.slot for o in plan.outputs}
-    roots = {plan.place(s)[0].slot: plan.place(s)[0] for s in slots}
+    allocations = {plan.place(s)[0].slot: plan.place(s)[0] for s in slots}
     return {
         "maker": maker(),
         "inputs": plan.inputs,
@@ -99,9 +106,9 @@ def recipe_of(plan: Plan, frozen: Mapping[Value, int], varying: Sequence[int]) -
             [entry, key_of(c.kernel, cpu().library.machine), c.scratch]
             for entry, c in kernels.items()
         ],
-        "roots": [_root_data(r) for r in roots.values()],
+        "roots": [_allocation_data(r) for r in allocations.values()],
         "places": [[s, plan.place(s)[0].slot, plan.place(s)[1]] for s in sorted(slots)],
-        "constants": {str(s): _tensor_data(t) for s, t in constants.items() if s in roots},
+        "constants": {str(s): _tensor_data(t) for s, t in constants.items() if s in allocations},
         "frozen": sorted(weights),
         "sizes": [[i, *_layout(plan.place(i)[0].meta)] for i in varying],
         "packs": [list(p) for p in dict.fromkeys(packs.values())],
@@ -131,9 +138,20 @@ def _packs(steps: Sequence[Step], frozen: Mapping[Value, int]) -> dict[int, Pack
     return found
 
 
-def _root_data(root: Root) -> list[Any]:
-    layout = [_dtype_name(root.meta.dtype), *_layout(root.meta)] if root.kind == "fresh" else None
-    return [root.slot, root.kind, root.offset, root.bytes, root.tied_to, layout]
+def _allocation_data(allocation: Allocation) -> list[Any]:
+    layout = (
+        [_dtype_name(allocation.meta.dtype), *_layout(allocation.meta)]
+        if allocation.kind == "fresh"
+        else None
+    )
+    return [
+        allocation.slot,
+        allocation.kind,
+        allocation.offset,
+        allocation.bytes,
+        allocation.tied_to,
+        layout,
+    ]
 
 
 def _step_data(step: Step, kernel: int, packs: Mapping[int, Packed]) -> list[Any]:
@@ -169,14 +187,19 @@ def plan_of(data: Mapping[str, Any]) -> Stored | None:
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
-    roots = {r[0]: _root(*r) for r in data["roots"]}
-    places = {s: (roots[root], offset) for s, root, offset in data["places"]}
+    allocations = {r[0]: _allocation(*r) for r in data["roots"]}
+    places = {s: (allocations[allocation], offset) for s, allocation, offset in data["places"]}
     plan = Plan(
-        target=cpu(), inputs=data["inputs"], roots=list(roots.values()), places=places,
-        arena_size=data["arena"], arena_floor=data["arena"], threads=int(data["threads"]),
+        target=cpu(),
+        inputs=data["inputs"],
+        allocations=list(allocations.values()),
+        places=places,
+        arena_size=data["arena"],
+        arena_floor=data["arena"],
+        threads=int(data["threads"]),
         constants={int(s): _tensor(*t) for s, t in data["constants"].items()},
         outputs=[_output(*o) for o in data["outputs"]],
-    )  # fmt: skip
+    )
     made = [
         Generated(Kernel(str(entry), "", frozenset()), int(scratch))
         for entry, _, scratch in data["kernels"]
@@ -191,45 +214,56 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
     """ValueError where a plan names memory that it does not have."""
     if not frozen <= set(range(plan.inputs)) or not {i for i, *_ in packs} <= frozen:
         raise ValueError("its plan freezes what is not there")
-    for root in plan.roots:
-        inside = 0 <= root.offset <= root.offset + root.bytes <= plan.arena_size
-        owner = {"input": root.slot, "tied": root.tied_to}.get(root.kind, 0)
-        known = root.kind != "const" or root.slot in plan.constants or root.slot in frozen
-        if not (root.kind != "arena" or inside) or not 0 <= owner < plan.inputs or not known:
-            raise ValueError(f"its plan has no memory for {root.kind} {root.slot}")
-    named = [w for code in plan.natives for w in code.addresses if not isinstance(w, Room)]
+    for allocation in plan.allocations:
+        inside = 0 <= allocation.offset <= allocation.offset + allocation.bytes <= plan.arena_size
+        owner = {"input": allocation.slot, "tied": allocation.tied_to}.get(allocation.kind, 0)
+        known = (
+            allocation.kind != "const"
+            or allocation.slot in plan.constants
+            or allocation.slot in frozen
+        )
+        if not (allocation.kind != "arena" or inside) or not 0 <= owner < plan.inputs or not known:
+            raise ValueError(f"its plan has no memory for {allocation.kind} {allocation.slot}")
+    named = [w for code in plan.natives for w in code.addresses if not isinstance(w, AuxMemory)]
     ways = [w[0] for w in named if isinstance(w, list)]
     slots = [w for w in named if not isinstance(w, list)]
     there = all(s in plan.places for s in (*slots, *(o.slot for o in plan.outputs)))
     if not there or not {*ways} <= set(range(len(packs))) or not NativeProgram.suits(plan):
         raise ValueError("its plan names what is not there")
-    for made, root in plan.leaving:
-        if root.kind == "fresh" and (
-            extent(made.shape, made.strides) < extent(root.meta.shape, root.meta.stride())
+    for made, allocation in plan.leaving:
+        if allocation.kind == "fresh" and (
+            extent(made.shape, made.strides)
+            < extent(allocation.meta.shape, allocation.meta.stride())
         ):
             raise ValueError("a result of its plan is smaller than what is written there")
 
 
-def _root(
-    slot: int, kind: RootKind, offset: int, size: int, tied_to: int, layout: Any
-) -> Root:
+def _allocation(
+    slot: int, kind: AllocationKind, offset: int, size: int, tied_to: int, layout: Any
+) -> Allocation:
     meta = None
     if layout is not None:
         dtype, shape, strides = layout
         meta = torch.empty_strided(shape, strides, dtype=_dtype(dtype), device="meta")
-    root = Root(slot, kind, meta, HOST, offset=offset, bytes=size, tied_to=tied_to)
-    root.buffer = 0 if kind == "arena" else -1
-    return root
+    allocation = Allocation(slot, kind, meta, HOST, offset=offset, bytes=size, tied_to=tied_to)
+    allocation.buffer = 0 if kind == "arena" else -1
+    return allocation
 
 
 def _step(
-    orders: Sequence[Any], kernel: int, slots: list[Any], numbers: Sequence[int], work: float,
-    args: list[Any], outs: list[int], named: Sequence[Any],
-) -> Step:  # fmt: skip
+    orders: Sequence[Any],
+    kernel: int,
+    slots: list[Any],
+    numbers: Sequence[int],
+    work: float,
+    args: list[Any],
+    outs: list[int],
+    named: Sequence[Any],
+) -> Step:
     kind, name, line = named
     origin = None if line is None else SimpleNamespace(line=line)
     node: Any = SimpleNamespace(type=kind, name=name, origin=origin)
-    rooms = {room.value: room for room in Room}
+    rooms = {room.value: room for room in AuxMemory}
     arguments = [
         Argument(k if isinstance(x, list) else rooms.get(x, k)) for k, x in enumerate(slots)
     ]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.program import Constant, Room, Root, Timed, Trial, aligned_bytes
+from torchair.codegen.program import Allocation, AuxMemory, Constant, Timed, Trial, aligned_bytes
 from torchair.codegen.requests import FAR, Convolution, Product, Request
 from torchair.codegen.target import Generated, Pack, Target
 from torchair.engine.plan.records import Plan, Step, extent
@@ -33,20 +33,20 @@ LONG = 40_000.0
 RUN = 1_000.0
 """The same for the steps of one run."""
 
-Content = Callable[[Constant, Pack | None], torch.Tensor]
+ConstantSource = Callable[[Constant, Pack | None], torch.Tensor]
 """A constant of a step as a kernel wants it."""
 
 
 def far_bytes(plan: Plan) -> int:
     """How much memory from outside of it a call reads, at most."""
-    return sum(r.size for r in plan.roots if r.kind in ("input", "const"))
+    return sum(r.size for r in plan.allocations if r.kind in ("input", "const"))
 
 
 class Stage:
     """Memory for the steps of one kernel: operands hold random numbers, constants what they are."""
 
     def __init__(
-        self, steps: Sequence[Step], plan: Plan, content: Content, target: Target
+        self, steps: Sequence[Step], plan: Plan, content: ConstantSource, target: Target
     ) -> None:
         self._steps, self._plan, self._content = steps, plan, content
         self._target = target
@@ -60,18 +60,18 @@ class Stage:
         self._packed: dict[tuple[int, Pack | None, int], torch.Tensor] = {}
         self._fault = torch.zeros(1, dtype=torch.int64, device=self._device)
         self.turns = self._turns(min(far_bytes(plan), target.reach))
-        self._roots = {
+        self._allocations = {
             (r.slot, turn): target.copied(_memory(r, seed, self._device))
             for seed, r in enumerate(self._distinct(constants=False))
             for turn in range(self.turns if _is_far(r) else 1)
         }
 
-    def _distinct(self, constants: bool) -> list[Root]:
+    def _distinct(self, constants: bool) -> list[Allocation]:
         """The memory of operands, with or without that of constants, which is made for kernels."""
         known = () if constants else self._constants
         slots = [s for k, s in self._slots.items() if isinstance(s, int) and k not in known]
-        roots = [self._plan.place(s)[0] for s in slots]
-        return list({r.slot: r for r in roots}.values())
+        allocations = [self._plan.place(s)[0] for s in slots]
+        return list({r.slot: r for r in allocations}.values())
 
     def _turns(self, reach: int) -> int:
         own = sum(r.size for r in self._distinct(constants=True) if _is_far(r))
@@ -89,29 +89,32 @@ class Stage:
         return self._target.trial(made, words, self.steps, threads, (self, room))
 
     def library(self, request: Request, threads: int) -> LibraryTrial | None:
-        """Torch's kernel for the head of a request, without what is done with its results; None
+        """Torch's kernel for the anchor of a request, without what is done with its results; None
         where torch has none."""
         if not isinstance(request, Product | Convolution):
             return None
-        head: Any = _product if isinstance(request, Product) else _convolution
+        library_call: Any = _product if isinstance(request, Product) else _convolution
         operands = [partial(self._operand, turn) for turn in range(self.turns)]
-        return LibraryTrial([head(request, operand) for operand in operands], threads)
+        return LibraryTrial([library_call(request, operand) for operand in operands], threads)
 
     def _operand(self, turn: int, k: int, shape: Sequence[Any], strides: Any) -> torch.Tensor:
         """The tensor at a word: a constant as it is, or memory with these dims."""
         if k in self._constants:
             return self._constant(k, None, turn)
-        root, offset = self._plan.place(self._slots[k])
-        memory = self._roots[root.slot, turn if _is_far(root) else 0]
+        allocation, offset = self._plan.place(self._slots[k])
+        memory = self._allocations[allocation.slot, turn if _is_far(allocation) else 0]
         return memory.as_strided(shape, strides, offset // memory.element_size())
 
     def _word(self, k: int, slot: Any, made: Generated, room: torch.Tensor, turn: int) -> int:
         if k in self._constants:
             return self._constant(k, made.pack.get(k), turn).data_ptr()
         if not isinstance(slot, int):
-            return (room if slot == Room.SCRATCH else self._fault).data_ptr()
-        root, offset = self._plan.place(slot)
-        return self._roots[root.slot, turn if _is_far(root) else 0].data_ptr() + offset
+            return (room if slot == AuxMemory.SCRATCH else self._fault).data_ptr()
+        allocation, offset = self._plan.place(slot)
+        return (
+            self._allocations[allocation.slot, turn if _is_far(allocation) else 0].data_ptr()
+            + offset
+        )
 
     def _constant(self, word: int, pack: Pack | None, turn: int) -> torch.Tensor:
         key = word, pack, turn
@@ -133,8 +136,8 @@ class Stage:
         return [m.clone() for m in self._results()]
 
     def _results(self) -> list[torch.Tensor]:
-        roots = {self._plan.place(s)[0].slot for step in self._steps for s in step.outs}
-        return [self._roots[slot, 0] for slot in sorted(roots)]
+        allocations = {self._plan.place(s)[0].slot for step in self._steps for s in step.outs}
+        return [self._allocations[slot, 0] for slot in sorted(allocations)]
 
     @property
     def overwrites(self) -> bool:
@@ -144,17 +147,17 @@ class Stage:
     def _updates(self, step: Step) -> bool:
         read = [s for s in step.code.addresses if isinstance(s, int) and s not in step.outs]
         made = [self._plan.place(s)[0] for s in step.outs]
-        roots, tied = {r.slot for r in made}, any(r.kind == "tied" for r in made)
-        return tied or any(self._plan.place(s)[0].slot in roots for s in read)
+        allocations, tied = {r.slot for r in made}, any(r.kind == "tied" for r in made)
+        return tied or any(self._plan.place(s)[0].slot in allocations for s in read)
 
 
-Operand = Callable[[int, Sequence[Any], Any], torch.Tensor]
+OperandSource = Callable[[int, Sequence[Any], Any], torch.Tensor]
 """The tensor at a word, of these dims and strides where it is no constant."""
-Head = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
+LibraryCall = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
 """A function of torch, and its tensors."""
 
 
-def _product(request: Product, operand: Operand) -> Head:
+def _product(request: Product, operand: OperandSource) -> LibraryCall:
     spec = request.matmul
     a = operand(0, (spec.batch, spec.m, spec.k), spec.a)
     b = operand(1, (spec.batch, spec.k, spec.n), spec.b)
@@ -164,7 +167,7 @@ def _product(request: Product, operand: Operand) -> Head:
     return torch.matmul, [a[0] if alone else a, b[0] if alone and b.dim() > 2 else b]
 
 
-def _convolution(request: Convolution, operand: Operand) -> Head:
+def _convolution(request: Convolution, operand: OperandSource) -> LibraryCall:
     spec = request.conv
     top, bottom, left, right = spec.padding
     x = operand(0, (spec.batch, spec.channels, spec.height, spec.width), spec.x)
@@ -183,12 +186,16 @@ class LibraryTrial:
 
     steps = 1
 
-    def __init__(self, heads: Sequence[Head], threads: int) -> None:
-        self.threads, self._first, self._heads = threads, heads[0], cycle(heads)
+    def __init__(self, library_calls: Sequence[LibraryCall], threads: int) -> None:
+        self.threads, self._first, self._library_calls = (
+            threads,
+            library_calls[0],
+            cycle(library_calls),
+        )
 
     def __call__(self) -> torch.Tensor:
         """One run."""
-        function, tensors = next(self._heads)
+        function, tensors = next(self._library_calls)
         with torch.no_grad():
             return function(*tensors)
 
@@ -242,13 +249,13 @@ def least_time(call: Callable[[], object], threads: int, window: float) -> float
             return best
 
 
-def _is_far(root: Root) -> bool:
-    return root.kind in ("input", "const", "tied")
+def _is_far(allocation: Allocation) -> bool:
+    return allocation.kind in ("input", "const", "tied")
 
 
-def _memory(root: Root, seed: int, device: torch.device) -> torch.Tensor:
-    """Memory as a root has it, of its type: normal numbers, true, or the index 0."""
-    meta = root.meta
+def _memory(allocation: Allocation, seed: int, device: torch.device) -> torch.Tensor:
+    """Memory as an allocation has it, of its type: normal numbers, true, or the index 0."""
+    meta = allocation.meta
     count = extent(meta.shape, meta.stride()) + 64
     dtype = meta.dtype
     if dtype.is_floating_point:

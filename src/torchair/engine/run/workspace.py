@@ -16,8 +16,8 @@ import torch
 from torchair.codegen.poison import areas_of, poisoned
 from torchair.codegen.program import aligned_bytes
 from torchair.engine.plan.arena import Laid
-from torchair.engine.plan.family import Family, Member
 from torchair.engine.plan.records import Plan, picker
+from torchair.engine.plan.shape_family import ShapeFamily, ShapePlan
 from torchair.engine.run.executor import Program
 from torchair.engine.run.memory import ARENA, allocator
 from torchair.engine.run.native import NativeProgram
@@ -25,40 +25,42 @@ from torchair.flags import poisoning
 
 
 class SizedProgram(NativeProgram):
-    """A program for a family whose plans are native from arguments to results."""
+    """A program for a shape family whose plans are native from arguments to results."""
 
     def __init__(
-        self, family: Family, scratch: Callable[[int], torch.Tensor] | None = None
+        self, family: ShapeFamily, scratch: Callable[[int], torch.Tensor] | None = None
     ) -> None:
         self._family = family
-        self.fitted: Member | None = None  # the plan that it is ready for,
+        self.fitted: ShapePlan | None = None  # the plan that it is ready for,
         self.arena: torch.Tensor | None = None  # with buffers in this memory
         made = self._describe(family.plan)
         slots = [r.slot for _, r in made]
         results = zip(family.plan.outputs, family.results, strict=True)
         layouts = {id(o): layout for o, layout in results}
         kinds = [(*layouts[id(o)], r.meta.dtype, r.device) for o, r in made]
-        roots = dict(zip(kinds, [r for _, r in made], strict=True))
-        self._kinds = [(*kind[:2], allocator(root)) for kind, root in roots.items()]
-        self._each = picker([list(roots).index(kind) for kind in kinds])
+        allocations = dict(zip(kinds, [r for _, r in made], strict=True))
+        self._kinds = [
+            (*kind[:2], allocator(allocation)) for kind, allocation in allocations.items()
+        ]
+        self._each = picker([list(allocations).index(kind) for kind in kinds])
         target = family.plan.target
         assert target is not None
         self._sized = target.bind_sized(family, torch.get_num_threads(), slots, scratch)
         self._take(self._sized, slots)
 
-    def fit(self, member: Member, placement: Laid, arena: torch.Tensor) -> None:
+    def fit(self, shape_plan: ShapePlan, placement: Laid, arena: torch.Tensor) -> None:
         """Make ready for a plan of the family."""
-        values = member.values
+        values = shape_plan.values
         self._constants = self._family.constants(values)  # kept while their addresses are in use
         (work,) = self._family.work(values)
         self._sized.fit(values, work, placement, arena.data_ptr(), self._constants)
         made = [make(shape(values), strides(values)) for shape, strides, make in self._kinds]
         self.makers = list(self._each(made))
-        self.fitted, self.arena = member, arena
+        self.fitted, self.arena = shape_plan, arena
         if poisoning():
             sizes, offsets = placement.sizes, placement.offsets
             where = lambda r: (offsets[r.buffer], sizes[r.buffer])  # noqa: E731
-            areas = areas_of(self._family.plan.roots, where)
+            areas = areas_of(self._family.plan.allocations, where)
             self.enter = poisoned(self._sized.call(), arena, areas)
 
     def leave(self) -> None:
@@ -66,7 +68,7 @@ class SizedProgram(NativeProgram):
         self.fitted = self.arena = None
 
 
-WEIGHT = 1 << 20  # of a plan of a family, which is little more than a row of integers
+WEIGHT = 1 << 20  # of a plan of a shape family, which is little more than a row of integers
 
 SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
 _FAMILIES = 32  # whose program is kept by a workspace
@@ -79,42 +81,42 @@ class Workspace:
 
     def __init__(self) -> None:
         self._memory, self._scratch = _bytes(0), _bytes(0)
-        self._native: dict[Family, SizedProgram] = {}
-        self._others: OrderedDict[Member, Program] = OrderedDict()
+        self._native: dict[ShapeFamily, SizedProgram] = {}
+        self._others: OrderedDict[ShapePlan, Program] = OrderedDict()
 
     @property
     def bytes(self) -> int:
         """How much memory it has."""
         return self._memory.numel() + self._scratch.numel()
 
-    def program(self, member: Member, native: bool) -> Program | NativeProgram:
+    def program(self, shape_plan: ShapePlan, native: bool) -> Program | NativeProgram:
         """A program for a plan; `native` says that all its steps are."""
-        return self._ready(member) if native else self._bound(member)
+        return self._ready(shape_plan) if native else self._bound(shape_plan)
 
-    def _ready(self, member: Member) -> SizedProgram:
-        program = self._native.get(member.family)
+    def _ready(self, shape_plan: ShapePlan) -> SizedProgram:
+        program = self._native.get(shape_plan.family)
         if program is None:
-            program = SizedProgram(member.family, self._scratched)
-            self._native[member.family] = program
+            program = SizedProgram(shape_plan.family, self._scratched)
+            self._native[shape_plan.family] = program
             if len(self._native) > _FAMILIES:
                 del self._native[next(iter(self._native))]
-        if program.fitted is not member or program.arena is not self._memory:
-            placement = member.family.placement(member.values)
+        if program.fitted is not shape_plan or program.arena is not self._memory:
+            placement = shape_plan.family.placement(shape_plan.values)
             self._reserve(placement.total)
-            program.fit(member, placement, self._memory)
+            program.fit(shape_plan, placement, self._memory)
         return program
 
-    def _bound(self, member: Member) -> Program:
-        program = self._others.get(member)
+    def _bound(self, shape_plan: ShapePlan) -> Program:
+        program = self._others.get(shape_plan)
         if program is None:
-            plan = member.plan()
+            plan = shape_plan.plan()
             self._reserve(plan.arena_size)
             program = Program(plan, self._place, self._scratched)
-            self._others[member] = program
+            self._others[shape_plan] = program
             if len(self._others) > _PROGRAMS:
                 self._others.popitem(last=False)
         else:
-            self._others.move_to_end(member)
+            self._others.move_to_end(shape_plan)
         return program
 
     def _reserve(self, size: int) -> None:
@@ -141,12 +143,12 @@ def _bytes(size: int) -> torch.Tensor:
         return aligned_bytes(size)
 
 
-class MemberPool:
-    """Runs one plan of a family in any workspace that is free."""
+class ShapePlanPool:
+    """Runs one plan of a shape family in any workspace that is free."""
 
-    def __init__(self, member: Member, spaces: deque[Workspace]) -> None:
-        self.member = member
-        self.native = member.family.native
+    def __init__(self, shape_plan: ShapePlan, spaces: deque[Workspace]) -> None:
+        self.shape_plan = shape_plan
+        self.native = shape_plan.family.native
         self.weight = WEIGHT
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
         self._spaces = spaces
@@ -154,12 +156,12 @@ class MemberPool:
     @property
     def plan(self) -> Plan:
         """The plan, for inspection."""
-        return self.member.plan()
+        return self.shape_plan.plan()
 
     def prepare(self) -> None:
         """Bind a first program, so that the first call finds it."""
         space = self._take()
-        space.program(self.member, self.native)
+        space.program(self.shape_plan, self.native)
         self._spaces.append(space)
 
     def _take(self) -> Workspace:
@@ -171,6 +173,6 @@ class MemberPool:
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs."""
         space = self._take()
-        outputs = space.program(self.member, self.native).run(inputs)
+        outputs = space.program(self.shape_plan, self.native).run(inputs)
         self._spaces.append(space)
         return outputs

@@ -20,16 +20,16 @@ from torchair.engine.optimize.passes.ordering import Lanes, mapping_assign_op_to
 from torchair.engine.options import DumpOptions, EngineOptions, engine
 from torchair.engine.plan.ending import Promises
 from torchair.engine.plan.inputs import check_hints, check_outputs
-from torchair.engine.plan.planner import Layout
+from torchair.engine.plan.planner import OutputLayout
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.memory import constant_bytes
 from torchair.engine.session import inspection
-from torchair.engine.session.edition import Edition, Loaded
-from torchair.engine.session.recording import Recording
+from torchair.engine.session.recording import PlanRecording
 from torchair.engine.session.user_memory import UserMemory
-from torchair.engine.session.weights import Editions
+from torchair.engine.session.variant import LoadedGraph, WeightVariant
+from torchair.engine.session.weights import WeightVariants
 from torchair.engine.tune import untunable
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, check_interpreter, pretty_error_msg
@@ -50,9 +50,9 @@ class TorchNpuGraph:
         self.watch: Watch | None = None  # who looks on while programs run
         self.hints: list[tuple[int, ...]] = []  # dims that calls will probably have
         self._expected: list[tuple[int, ...]] = []  # dims of outputs, if they were told
-        self._loaded: Loaded | None = None
-        self._first: Edition | None = None  # the compiled graph
-        self._editions: Editions | None = None  # by weights, where some are packed
+        self._loaded: LoadedGraph | None = None
+        self._first: WeightVariant | None = None  # the compiled graph
+        self._variants: WeightVariants | None = None  # by weights, where some are packed
 
     # ---- load and compile ----
 
@@ -63,7 +63,7 @@ class TorchNpuGraph:
         options: Mapping[str, str] | None = None,
         *,
         state: GraphState | None = None,
-        layouts: Sequence[Layout | None] | None = None,
+        layouts: Sequence[OutputLayout | None] | None = None,
         device: str = HOST,
         dump: DumpOptions | None = None,
         finished: bool = False,
@@ -81,7 +81,7 @@ class TorchNpuGraph:
                 state = GraphState([InputSource((i,)) for i in range(len(graph.data))])
                 mapping_assign_op_to_graph_output(graph, state)
             known = EngineOptions.of(options or {}, engine.options)
-            loaded = Loaded(
+            loaded = LoadedGraph(
                 self.name, graph, state, known, list(layouts or []), device, target, finished
             )
             if known.timeline is not None:
@@ -89,10 +89,10 @@ class TorchNpuGraph:
             if dump is not None:
                 loaded.options = replace(known, native=False)
                 loaded.dump = _new_dump(loaded, dump)
-            self._loaded, self._first, self._editions = loaded, None, None
+            self._loaded, self._first, self._variants = loaded, None, None
 
     @property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedGraph:
         """What was handed over; GraphError before that."""
         if self._loaded is None:
             raise GraphError("no graph is loaded", graph=self.name)
@@ -125,7 +125,7 @@ class TorchNpuGraph:
         _check_device(loaded.device)
         with label("TorchNpuGraphBase::Compile"), self.trace.within():
             watch = Stopwatch(self.name)
-            made = self._new_edition()
+            made = self._new_variant()
             as_it_is = loaded.finished or loaded.dump is not None
             watch("engine_passes", made.compiler.optimize, self.trace, as_it_is)
             watch("fuse", made.take, inputs, True)
@@ -138,28 +138,28 @@ class TorchNpuGraph:
                 units = made.units.fusion.units if made.units is not None else []
                 STATISTICS.add(self.name, loaded.state, units, loaded.options.statistics)
 
-    def _new_edition(self) -> Edition:
+    def _new_variant(self) -> WeightVariant:
         """The graph as one that can be compiled."""
         compiler = _compiler_of(self.loaded)
-        return Edition(self.loaded, compiler, self.trace, self.watch)
+        return WeightVariant(self.loaded, compiler, self.trace, self.watch)
 
-    def _compare_weights(self, edition: Edition) -> None:
+    def _compare_weights(self, variant: WeightVariant) -> None:
         """Ask from now on, in each call, whether packed weights are the same."""
-        if edition.held is not None and self._editions is None:
-            self._editions = Editions(edition)
+        if variant.frozen_tensors is not None and self._variants is None:
+            self._variants = WeightVariants(variant)
 
     @pretty_error_msg
     def auto_tune(self, inputs: Sequence[torch.Tensor], stream: Any = None) -> None:
         """Compile the graph, and choose among forms of its kernels by measuring them. Where sizes
-        vary it is compiled as ever."""
+        vary it is compiled as usual."""
         self.compile(inputs)
         if untunable(self.graph, self._compiled.compiler.target):
             return
-        edition = self.edition_for(inputs)
-        with edition.compiler.measuring() as tuning:
-            edition.find(edition.seen(inputs))
-        tuning.settle(edition, inputs)
-        self._compare_weights(edition)
+        variant = self.variant_for(inputs)
+        with variant.compiler.measuring() as tuning:
+            variant.find(variant.seen(inputs))
+        tuning.settle(variant, inputs)
+        self._compare_weights(variant)
 
     # ---- the compiled graph ----
 
@@ -169,22 +169,22 @@ class TorchNpuGraph:
         return self._first is not None
 
     @property
-    def _compiled(self) -> Edition:
+    def _compiled(self) -> WeightVariant:
         if self._first is None:
             raise GraphError("the graph is not compiled", graph=self.name)
         return self._first
 
     @property
-    def current(self) -> Edition:
+    def current(self) -> WeightVariant:
         """The compiled graph with the weights that were used last."""
-        return self._compiled if self._editions is None else self._editions.current
+        return self._compiled if self._variants is None else self._variants.current
 
-    def edition_for(self, inputs: Sequence[torch.Tensor]) -> Edition:
+    def variant_for(self, inputs: Sequence[torch.Tensor]) -> WeightVariant:
         """The compiled graph with the weights among these inputs: one for all, unless some are
         packed."""
         if self._first is None:
             self.compile(inputs)
-        return self._compiled if self._editions is None else self._editions.of(inputs)
+        return self._compiled if self._variants is None else self._variants.of(inputs)
 
     @property
     def units(self) -> NativeUnits | None:
@@ -197,9 +197,9 @@ class TorchNpuGraph:
         return self._compiled.compiler.lanes
 
     @property
-    def held(self) -> Held | None:
+    def frozen_tensors(self) -> FrozenTensors | None:
         """Weights that were packed, if any."""
-        return self._compiled.held
+        return self._compiled.frozen_tensors
 
     # ---- run ----
 
@@ -215,39 +215,37 @@ class TorchNpuGraph:
         `assigned_outputs` are tensors, one per output or None, that results are put into;
         `stream` is one of the device, to run on instead of the current one.
         """
-        edition = self._first
-        if edition is None or self._editions is not None:
-            edition = self.edition_for(inputs)
-        loaded = edition.loaded
+        variant = self._first
+        if variant is None or self._variants is not None:
+            variant = self.variant_for(inputs)
+        loaded = variant.loaded
         if loaded.memory is not None:
             with loaded.memory.lock, label("TorchNpuGraphBase::Run"), _on(loaded.device, stream):
-                return edition.run(inputs, assigned_outputs)
+                return variant.run(inputs, assigned_outputs)
         if stream is None and not is_profiling():
-            return edition.run(inputs, assigned_outputs)
+            return variant.run(inputs, assigned_outputs)
         with label("TorchNpuGraphBase::Run"), _on(loaded.device, stream):
             waits = streams_of(loaded.device) is None  # else a profiler sees the device itself
             profiled = is_profiling() and waits
-            return edition.run(inputs, assigned_outputs, profiled)
+            return variant.run(inputs, assigned_outputs, profiled)
 
-    def recording(self, inputs: Sequence[torch.Tensor]) -> Recording:
+    def recording(self, inputs: Sequence[torch.Tensor]) -> PlanRecording:
         """What captures ask for, for inputs like these."""
-        return Recording(self.edition_for(inputs), inputs)
+        return PlanRecording(self.variant_for(inputs), inputs)
 
     # ---- memory of the user ----
 
     def set_graph_const_memory_base(self, block: torch.Tensor) -> None:
         """Keep the constants of the graph in memory of the user, a tensor of at least
         `summary().const_memory_size` bytes. What kernels have packed is a copy of their own."""
-        self._give(lambda memory, plan, device: memory.take_constants(
-            block, constant_bytes(plan), device
-        ))  # fmt: skip
+        self._give(
+            lambda memory, plan, device: memory.take_constants(block, constant_bytes(plan), device)
+        )
 
     def update_graph_feature_memory_base(self, block: torch.Tensor) -> None:
         """Compute in memory of the user, a tensor of at least `summary().feature_memory_size`
         bytes. It may be exchanged between calls; calls run one at a time from now on."""
-        self._give(lambda memory, plan, device: memory.take_feature(
-            block, plan.arena_size, device
-        ))  # fmt: skip
+        self._give(lambda memory, plan, device: memory.take_feature(block, plan.arena_size, device))
 
     @pretty_error_msg
     def _give(self, take: Callable[[UserMemory, Plan, str], None]) -> None:
@@ -256,15 +254,16 @@ class TorchNpuGraph:
         if plan is None or not inspection.takes_memory(self.current, plan):
             raise GraphError(
                 "memory can be handed in for graphs of fixed sizes on one stream",
-                graph=self.name, hint="compile with dynamic=False",
-            )  # fmt: skip
+                graph=self.name,
+                hint="compile with dynamic=False",
+            )
         loaded = self.loaded
         memory = loaded.memory or UserMemory()
         with memory.lock:
             take(memory, plan, loaded.device)
             loaded.memory = memory
-            for edition in self._editions or (self._compiled,):
-                for pool in edition.plans:
+            for variant in self._variants or (self._compiled,):
+                for pool in variant.plans:
                     memory.put(pool)
 
     # ---- looking on ----
@@ -282,16 +281,16 @@ class TorchNpuGraph:
         self, inputs: Sequence[torch.Tensor], watch: Watch, on_lanes: bool = False
     ) -> list[torch.Tensor]:
         """Outputs by a program made for this call, of which `watch` sees each step."""
-        return inspection.run_watched(self.edition_for(inputs), inputs, watch, on_lanes)
+        return inspection.run_watched(self.variant_for(inputs), inputs, watch, on_lanes)
 
 
-def _compiler_of(loaded: Loaded) -> GraphCompiler:
+def _compiler_of(loaded: LoadedGraph) -> GraphCompiler:
     return GraphCompiler(
         loaded.graph, loaded.state, loaded.options, loaded.device, loaded.layouts, loaded.target
     )
 
 
-def _new_dump(loaded: Loaded, options: DumpOptions) -> GraphDump:
+def _new_dump(loaded: LoadedGraph, options: DumpOptions) -> GraphDump:
     graph = loaded.graph
     data = [n.outputs[0] for n in graph.data]
     results = graph.output.values()  # type: ignore[union-attr]

@@ -15,60 +15,62 @@ from torchair.engine.inspect.timeline import KernelRows
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.lanes import Watch
-from torchair.engine.session.plans import Pool
+from torchair.engine.session.plans import PlanPool
 from torchair.errors import GraphError
 from torchair.trace import label
 
 if TYPE_CHECKING:
-    from torchair.engine.session.edition import Edition
+    from torchair.engine.session.variant import WeightVariant
 
 
-def with_rows(edition: Edition, pool: Pool) -> Pool:
+def with_rows(variant: WeightVariant, pool: PlanPool) -> PlanPool:
     """Programs of the same plan that show each kernel in a profile, unless someone else looks on
     already. There is one lane: profilers see the caller's thread."""
-    if edition.watch is not None:
+    if variant.watch is not None:
         return pool
-    with edition.lock:
-        if pool not in edition.profiled:
+    with variant.lock:
+        if pool not in variant.profiled:
             with label("torchair made a program for the profile"):
-                edition.profiled[pool] = _watched(edition, pool.plan, KernelRows)
-        return edition.profiled[pool]
+                variant.profiled[pool] = _watched(variant, pool.plan, KernelRows)
+        return variant.profiled[pool]
 
 
-def _watched(edition: Edition, plan: Plan, watch: Watch, lanes: Lanes | None = None) -> Pool:
+def _watched(
+    variant: WeightVariant, plan: Plan, watch: Watch, lanes: Lanes | None = None
+) -> PlanPool:
     """Programs of a plan whose steps run one by one while someone looks on, on one lane if no
     others are given."""
     own = [copy.copy(step) for step in plan.steps]  # scheduling changes them
     alone = replace(plan, steps=own, schedule=None)
-    return edition.compiler.bind(alone, watch, lanes or Lanes(edition.loaded.graph, single=True))
+    return variant.compiler.bind(alone, watch, lanes or Lanes(variant.loaded.graph, single=True))
 
 
 def run_watched(
-    edition: Edition, inputs: Sequence[torch.Tensor], watch: Watch, on_lanes: bool = False
+    variant: WeightVariant, inputs: Sequence[torch.Tensor], watch: Watch, on_lanes: bool = False
 ) -> list[torch.Tensor]:
     """Outputs by a program made for this call, of which `watch` sees each step, on one lane or on
     those of the graph. All that its steps write is there as tensors."""
-    seen = edition.seen(inputs)
-    pool = edition.find(seen)
+    seen = variant.seen(inputs)
+    pool = variant.find(seen)
     if isinstance(pool, GraphDump):
-        raise GraphError("a graph whose data are dumped has no plan", graph=edition.name)
+        raise GraphError("a graph whose data are dumped has no plan", graph=variant.name)
     plan = pool.plan
     every = plan.read.union(*(step.outs for step in plan.steps))
     with torch.no_grad():
-        lanes = edition.compiler.lanes if on_lanes else None
-        return _watched(edition, replace(plan, read=every), watch, lanes).run(seen)
+        lanes = variant.compiler.lanes if on_lanes else None
+        return _watched(variant, replace(plan, read=every), watch, lanes).run(seen)
 
 
-def takes_memory(edition: Edition, plan: Plan | None) -> bool:
+def takes_memory(variant: WeightVariant, plan: Plan | None) -> bool:
     """Whether the graph can compute in memory of the user: its sizes are fixed, and programs are of
     one lane."""
-    if plan is None or edition.loaded.graph.is_dynamic:
+    if plan is None or variant.loaded.graph.is_dynamic:
         return False
-    return plan.schedule is None and edition.watch is None
+    return plan.schedule is None and variant.watch is None
 
 
-def summary(edition: Edition) -> GraphSummary:
+def summary(variant: WeightVariant) -> GraphSummary:
     """Memory, streams, and whether sizes are fixed."""
-    graph, plan = edition.loaded.graph, edition.last_plan()
-    streams = len({"", *map(edition.compiler.lanes.of, graph.nodes)})
-    return summary_of(graph, plan, streams, len(edition.plans), takes_memory(edition, plan))
+    graph, plan = variant.loaded.graph, variant.last_plan()
+    streams = len({"", *map(variant.compiler.lanes.of, graph.nodes)})
+    return summary_of(graph, plan, streams, len(variant.plans), takes_memory(variant, plan))

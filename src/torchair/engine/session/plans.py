@@ -10,12 +10,12 @@ import torch
 
 from torchair.engine.plan.inputs import GraphInputs
 from torchair.engine.run.native import ProgramPool, same_as
-from torchair.engine.run.workspace import MemberPool
+from torchair.engine.run.workspace import ShapePlanPool
 from torchair.locks import Lock
 
 _PLAN_BYTES = 1 << 30  # that plans of one dynamic graph may weigh together
 
-Pool = ProgramPool | MemberPool
+PlanPool = ProgramPool | ShapePlanPool
 """Programs of one plan."""
 
 
@@ -23,20 +23,20 @@ class PlanCache:
     """Plans by what was read of inputs; the one that was not used for longest goes first."""
 
     def __init__(self, inputs: GraphInputs) -> None:
-        self.latest: Pool | None = None  # the plan used last; its guards are a quick test
+        self.latest: PlanPool | None = None  # the plan used last; its guards are a quick test
         self.pick = inputs.pick  # inputs that guards look at
         self._by_value = bool(inputs.by_value)
-        self._pools: OrderedDict[Any, Pool] = OrderedDict()
+        self._pools: OrderedDict[Any, PlanPool] = OrderedDict()
         self._weight = 0  # of all
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._pools)
 
-    def __iter__(self) -> Iterator[Pool]:
+    def __iter__(self) -> Iterator[PlanPool]:
         return iter(list(self._pools.values()))
 
-    def get(self, key: Any, inputs: Sequence[torch.Tensor]) -> Pool | None:
+    def get(self, key: Any, inputs: Sequence[torch.Tensor]) -> PlanPool | None:
         """The plan for inputs like these, of which `key` was read."""
         pool = self._pools.get(key)
         if pool is None:
@@ -49,7 +49,7 @@ class PlanCache:
             pool.guards = same_as(self.pick(inputs))
         return pool
 
-    def add(self, key: Any, pool: Pool) -> None:
+    def add(self, key: Any, pool: PlanPool) -> None:
         """Keep a plan, and drop others if they weigh too much together."""
         with self._lock:
             rival = self._pools.pop(key, None)  # of another thread
@@ -58,7 +58,7 @@ class PlanCache:
             while self._weight > _PLAN_BYTES and len(self._pools) > 1:
                 self._weight -= self._pools.popitem(last=False)[1].weight
 
-    def use(self, pool: Pool) -> None:
+    def use(self, pool: PlanPool) -> None:
         """Take note that a plan is used now."""
         last, self.latest = self.latest, pool
         if last is not None and last is not pool:
@@ -72,6 +72,6 @@ class PlanCache:
             self.latest = None
 
     @property
-    def last(self) -> Pool | None:
+    def last(self) -> PlanPool | None:
         """The plan that was made or used last."""
         return next(reversed(self._pools.values()), None)

@@ -9,36 +9,36 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchair.engine.inspect.dump import GraphDump
-from torchair.engine.plan.family import Member
 from torchair.engine.plan.records import Plan
+from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.run.executor import Program
 from torchair.engine.run.fixed import FixedProgram, check_capturable, memory_of
-from torchair.engine.run.held import Held
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.native import DirectProgram, ProgramPool
-from torchair.engine.run.workspace import MemberPool
-from torchair.engine.session.plans import Pool
+from torchair.engine.run.workspace import ShapePlanPool
+from torchair.engine.session.plans import PlanPool
 from torchair.errors import CaptureError
 from torchair.flags import poisoning
 from torchair.ge.graph import Value
 
 if TYPE_CHECKING:
-    from torchair.engine.session.edition import Edition
+    from torchair.engine.session.variant import WeightVariant
 
 
-class Recording:
-    """What captures ask of an edition, for inputs like these."""
+class PlanRecording:
+    """What captures ask of a variant, for inputs like these."""
 
-    def __init__(self, edition: Edition, inputs: Sequence[torch.Tensor]) -> None:
-        self._edition, self._inputs = edition, inputs
+    def __init__(self, variant: WeightVariant, inputs: Sequence[torch.Tensor]) -> None:
+        self._variant, self._inputs = variant, inputs
 
-    def planned(self, copied: bool = False) -> Pool:
+    def planned(self, copied: bool = False) -> PlanPool:
         """Programs for the inputs, or for copies of them: CaptureError if only the data tell all
         that a plan must know."""
-        edition = self._edition
-        pool = edition.find(edition.seen(self._inputs))
+        variant = self._variant
+        pool = variant.find(variant.seen(self._inputs))
         if isinstance(pool, GraphDump):
-            raise CaptureError(f"{edition.name} dumps its data")
-        plan = pool.member.family.plan if isinstance(pool, MemberPool) else pool.plan
+            raise CaptureError(f"{variant.name} dumps its data")
+        plan = pool.shape_plan.family.plan if isinstance(pool, ShapePlanPool) else pool.plan
         check_capturable(plan, copied)
         return pool
 
@@ -58,44 +58,44 @@ class Recording:
 
     def fix(self, memory: Callable[[int], torch.Tensor]) -> FixedProgram:
         """A program over the bytes that `memory` gives."""
-        edition = self._edition
-        inputs = edition.seen(self._inputs, keep=True)
+        variant = self._variant
+        inputs = variant.seen(self._inputs, keep=True)
 
-        def bind(found: Plan | Member) -> FixedProgram:
-            plan = found.plan() if isinstance(found, Member) else found
+        def bind(found: Plan | ShapePlan) -> FixedProgram:
+            plan = found.plan() if isinstance(found, ShapePlan) else found
             check_capturable(plan, copied=True)
             return FixedProgram(plan, memory(memory_of(plan)), inputs)
 
-        return edition.made(inputs, edition.inputs.reader(inputs), bind)
+        return variant.made(inputs, variant.inputs.reader(inputs), bind)
 
 
 def direct_program(
-    edition: Edition, inputs: Sequence[torch.Tensor]
-) -> tuple[DirectProgram, Held | None] | None:
+    variant: WeightVariant, inputs: Sequence[torch.Tensor]
+) -> tuple[DirectProgram, FrozenTensors | None] | None:
     """A program of its own for inputs like these that Python enters in one call, and what it holds;
     None where more than native code is to run, or where someone looks on."""
-    if not _is_plain(edition) or poisoning():
+    if not _is_plain(variant) or poisoning():
         return None
-    pool = edition.find(inputs)
+    pool = variant.find(inputs)
     if not isinstance(pool, ProgramPool) or not pool.native:
         return None
-    return DirectProgram(pool.plan), edition.held
+    return DirectProgram(pool.plan), variant.frozen_tensors
 
 
-def native_plan(edition: Edition) -> tuple[Plan, dict[Value, int], list[int]] | None:
+def native_plan(variant: WeightVariant) -> tuple[Plan, dict[Value, int], list[int]] | None:
     """The plan of the last run, inputs that are constants of it, and inputs whose sizes it is for;
     where that was native code alone whatever inputs hold, and nobody looks on."""
-    pool = edition.plans.latest if _is_plain(edition) else None
+    pool = variant.plans.latest if _is_plain(variant) else None
     if pool is None or not pool.native:
         return None
-    inputs = edition.inputs
-    frozen = edition.held.tensors if edition.held is not None else {}
+    inputs = variant.inputs
+    frozen = variant.frozen_tensors.tensors if variant.frozen_tensors is not None else {}
     varying = inputs.varying if inputs.dynamic else []
     return pool.plan, {inputs.data[i]: i for i in frozen}, varying
 
 
-def _is_plain(edition: Edition) -> bool:
+def _is_plain(variant: WeightVariant) -> bool:
     """Whether a run is nothing but a program over tensors as they are, in memory of its own."""
-    if edition.watch is not None or edition.loaded.memory is not None:
+    if variant.watch is not None or variant.loaded.memory is not None:
         return False
-    return edition.as_given and not edition.inputs.by_value
+    return variant.as_given and not variant.inputs.by_value

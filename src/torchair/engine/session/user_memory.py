@@ -8,7 +8,7 @@ from torchair.engine.plan.arena import aligned
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.memory import ARENA, laid_out
 from torchair.engine.run.native import ProgramPool
-from torchair.engine.session.plans import Pool
+from torchair.engine.session.plans import PlanPool
 from torchair.errors import InputError
 from torchair.locks import RLock
 from torchair.log import native_logger
@@ -39,7 +39,7 @@ class UserMemory:
             return None
         return self.feature[:size]
 
-    def put(self, pool: Pool) -> None:
+    def put(self, pool: PlanPool) -> None:
         """Let programs of a plan compute here."""
         if isinstance(pool, ProgramPool):
             self._move_constants(pool.plan)
@@ -88,5 +88,3 @@ def _bytes(block: torch.Tensor, size: int, device: str, use: str) -> torch.Tenso
             hint="summary() tells the sizes; ask for 64 bytes more to be sure of the begin",
         )
     return whole
-
-

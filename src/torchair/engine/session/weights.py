@@ -1,6 +1,6 @@
-"""Weights of a graph: which of them are packed, and the edition for those of a call.
+"""Weights of a graph: which of them are packed, and the variant for those of a call.
 
-Freezing holds for tensors, not for a graph. A call with other tensors gets an edition of its own,
+Freezing holds for tensors, not for a graph. A call with other tensors gets a variant of its own,
 after a write to frozen tensors they are packed again, and tensors that are written to in nearly
 every call are no longer frozen.
 """
@@ -21,10 +21,10 @@ from torchair.ge.graph import Graph
 from torchair.locks import RLock
 
 if TYPE_CHECKING:
-    from torchair.engine.session.edition import Edition
+    from torchair.engine.session.variant import WeightVariant
 
 _PATIENCE = 4  # times that weights may change without having been used twice in between
-_OURS = 2  # references to a tensor that nobody else has: in `Held`, and as an argument
+_OURS = 2  # references to a tensor that nobody else has: in `FrozenTensors`, and as an argument
 
 
 def weights_to_pack(
@@ -42,61 +42,62 @@ def weights_to_pack(
     return {i: inputs[i].detach() for i in static}
 
 
-class Editions:
-    """All editions of one session."""
+class WeightVariants:
+    """All variants of one session."""
 
-    def __init__(self, first: Edition) -> None:
-        assert first.held is not None
+    def __init__(self, first: WeightVariant) -> None:
+        assert first.frozen_tensors is not None
         self._first = self.current = first
-        self._all: list[Edition] = [first]
-        self._place = min(first.held.tensors)  # of the tensor that editions are looked up by
+        self._all: list[WeightVariant] = [first]
+        # of the tensor that variants are looked up by
+        self._place = min(first.frozen_tensors.tensors)
         self._strain = 0  # changes in a row that hardly a call came between
         self._lock = RLock()
         self._index()
 
     def _index(self) -> None:
-        self._by_tensor: dict[int, list[Edition]] = {}
-        for edition in self._all:
-            if edition.held is not None:
-                key = id(edition.held.tensors[self._place])
-                self._by_tensor.setdefault(key, []).append(edition)
+        self._by_tensor: dict[int, list[WeightVariant]] = {}
+        for variant in self._all:
+            if variant.frozen_tensors is not None:
+                key = id(variant.frozen_tensors.tensors[self._place])
+                self._by_tensor.setdefault(key, []).append(variant)
 
-    def __iter__(self) -> Iterator[Edition]:
+    def __iter__(self) -> Iterator[WeightVariant]:
         return iter(list(self._all))
 
-    def of(self, inputs: Sequence[Any]) -> Edition:
-        """The edition for a call."""
+    def of(self, inputs: Sequence[Any]) -> WeightVariant:
+        """The variant for a call."""
         current = self.current
-        if current.held is None or current.held.same(inputs):
+        if current.frozen_tensors is None or current.frozen_tensors.same(inputs):
             return current
         with self._lock:
-            if self.current.held is not None:  # else given up while this call waited
+            if self.current.frozen_tensors is not None:  # else given up while this call waited
                 self.current = self._find(inputs)
                 self._index()
             return self.current
 
-    def _find(self, inputs: Sequence[Any]) -> Edition:
-        for edition in self._by_tensor.get(id(inputs[self._place]), ()):
-            if edition.held is not None and edition.held.same(inputs):
-                return edition
-        for edition in self._all:
-            assert edition.held is not None
-            if edition.held.has_memory(inputs):
-                return self._changed(edition, inputs, moved=False)
-            if edition.held.has_objects(inputs):
-                return self._changed(edition, inputs, moved=True)
-        for edition in self._all:
-            if _is_orphan(edition):
-                return self._changed(edition, inputs, moved=True)
+    def _find(self, inputs: Sequence[Any]) -> WeightVariant:
+        for variant in self._by_tensor.get(id(inputs[self._place]), ()):
+            if variant.frozen_tensors is not None and variant.frozen_tensors.same(inputs):
+                return variant
+        for variant in self._all:
+            assert variant.frozen_tensors is not None
+            if variant.frozen_tensors.has_memory(inputs):
+                return self._changed(variant, inputs, moved=False)
+            if variant.frozen_tensors.has_objects(inputs):
+                return self._changed(variant, inputs, moved=True)
+        for variant in self._all:
+            if _is_orphan(variant):
+                return self._changed(variant, inputs, moved=True)
         made = self._first.another()
         made.take(inputs, True)
         self._all.append(made)
         return made
 
-    def _changed(self, edition: Edition, inputs: Sequence[Any], moved: bool) -> Edition:
-        """An edition whose weights have other contents, or are others."""
-        assert edition.held is not None
-        self._strain = 0 if edition.held.hits > 1 else self._strain + 1
+    def _changed(self, variant: WeightVariant, inputs: Sequence[Any], moved: bool) -> WeightVariant:
+        """A variant whose weights have other contents, or are others."""
+        assert variant.frozen_tensors is not None
+        self._strain = 0 if variant.frozen_tensors.hits > 1 else self._strain + 1
         if self._strain >= _PATIENCE:
             warnings.warn(
                 f"{self._first.name}: packed parameters (frozen_parameter or quantised weights) "
@@ -105,17 +106,17 @@ class Editions:
                 stacklevel=6,
             )
             note(Fallback.UNPACKED_WEIGHTS, f"{self._first.name}: weights are not packed any more")
-            edition = self._first
-            self._all = [edition]
-            edition.take(inputs, False)
+            variant = self._first
+            self._all = [variant]
+            variant.take(inputs, False)
         elif moved:
-            edition.take(inputs, True)
+            variant.take(inputs, True)
         else:
-            edition.repack(inputs)
-        return edition
+            variant.repack(inputs)
+        return variant
 
 
-def _is_orphan(edition: Edition) -> bool:
-    """Whether nobody but us has some tensor of an edition any more: its model is gone."""
-    tensors = edition.held.tensors if edition.held is not None else {}
+def _is_orphan(variant: WeightVariant) -> bool:
+    """Whether nobody but us has some tensor of a variant any more: its model is gone."""
+    tensors = variant.frozen_tensors.tensors if variant.frozen_tensors is not None else {}
     return any(sys.getrefcount(tensors[i]) <= _OURS for i in tensors)

@@ -27,17 +27,17 @@ NAMES = (*dict.fromkeys(KINDS.values()), PROGRAM)
 
 
 @dataclass(frozen=True)
-class Wish:
+class TuneRequest:
     """Which requests of a graph are measured, and how long that may take."""
 
     kinds: tuple[str, ...] = NAMES
     kernels: tuple[str, ...] = ("*",)  # patterns of their names
     budget_seconds: float = 120.0  # for one graph
-    margin: float = 0.03  # by which a way must be faster than the usual one
+    margin: float = 0.03  # by which a config must be faster than the default
     share: float = 0.005  # of the work of a graph, that a kernel is not measured below
 
     @classmethod
-    def read(cls, path: str | None) -> Wish:
+    def read(cls, path: str | None) -> TuneRequest:
         """From a file, everything without one."""
         if path is None:
             return cls()
@@ -61,9 +61,12 @@ def _checked(path: str, found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"aoe_config_file {path} must hold an object, not {found!r}")
     readers = {
-        "kinds": _kinds, "kernels": _texts, "budget_seconds": _number, "margin": _number,
+        "kinds": _kinds,
+        "kernels": _texts,
+        "budget_seconds": _number,
+        "margin": _number,
         "share": _number,
-    }  # fmt: skip
+    }
     made = {}
     for name, value in found.items():
         if name not in readers:

@@ -1,11 +1,11 @@
 """Tuning the kernels of a plan, and using what was found before.
 
 For each request the choices that its target declares are tried one after the other, each with what
-was best so far. All kernels of a race do the same, which is checked, and the fastest wins; it must
-beat the usual kernel in two more races of both.
+was best so far. All kernels of a benchmark must give the same results, and the fastest wins; it
+must beat the default kernel in two more benchmarks of both.
 
 A kernel by itself meets caches and memory in another state than between others. So a graph that was
-tuned runs against the same one untuned, and ways that do not show are dropped: first those that
+tuned runs against the same one untuned, and configs that do not show are dropped: first those that
 gained little, then all."""
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import torch
 from torchair.codegen.program import Subject, Trial
 from torchair.codegen.requests import Request
 from torchair.codegen.target import (
-    AS_EVER,
     BY_TORCH,
+    DEFAULT_CONFIG,
     BrokenKernels,
     Choices,
     Declined,
     Generated,
+    KernelConfig,
     KernelOrder,
     Launch,
     Target,
-    Way,
 )
-from torchair.codegen.tuned import NAME, TunedWay, hash_of, tuned_file, version
+from torchair.codegen.tuned import NAME, TunedKernel, hash_of, tuned_file, version
 from torchair.engine.plan.records import Plan
 from torchair.engine.run import trial
-from torchair.engine.tune import KINDS, PROGRAM, Wish
+from torchair.engine.tune import KINDS, PROGRAM, TuneRequest
 from torchair.fallbacks import Fallback, note
 from torchair.log import logger
-from torchair.progress import Steps
+from torchair.progress import Progress
 
 WINDOWS = 5
 """Times that each takes its turn."""
@@ -50,49 +50,53 @@ HOPELESS = 1.5
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """A way whose kernel gives the right results."""
+class Candidate:
+    """A kernel config whose kernel gives the right results."""
 
-    way: Way
+    config: KernelConfig
     made: Generated
     run: Trial
 
 
-class Race:
+class KernelBenchmark:
     """The kernels of one request. The usual one is always among them, and is what the results of
     the others are compared with."""
 
     def __init__(
-        self, order: KernelOrder, target: Target, stage: trial.Stage, threads: int,
+        self,
+        order: KernelOrder,
+        target: Target,
+        stage: trial.Stage,
+        threads: int,
         beside: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """With `beside` all are launched in blocks of one size: others stand beside them."""
         self._order, self._target = order, target
         self._stage, self._threads = stage, threads
         self._seen: set[str] = set()
         self._launch: Launch | None = None
-        (usual,) = self._made([AS_EVER])
-        self.usual = self._ready(AS_EVER, usual)
+        (usual,) = self._made([DEFAULT_CONFIG])
+        self.usual = self._ready(DEFAULT_CONFIG, usual)
         self._launch = self.usual.made.launch if beside else None
         self._expected = self._results(self.usual.run)
 
-    def enter(self, ways: Iterable[Way]) -> list[Entrant]:
-        """Those of the ways that have a kernel of their own, which computes the same."""
+    def enter(self, configs: Iterable[KernelConfig]) -> list[Candidate]:
+        """The configs that have a kernel of their own, which computes the same."""
         found = []
-        for way, made in zip(ways := list(ways), self._made(ways), strict=True):
+        for config, made in zip(configs := list(configs), self._made(configs), strict=True):
             if made is None:
                 continue
-            entrant = self._ready(way, made)
-            pairs = zip(self._results(entrant.run), self._expected, strict=True)
+            candidate = self._ready(config, made)
+            pairs = zip(self._results(candidate.run), self._expected, strict=True)
             if all(agree(got, expected) for got, expected in pairs):
-                found.append(entrant)
+                found.append(candidate)
             else:
-                note(Fallback.TUNING_DIFFERS, f"tuning: {self._order.label} with {way} is wrong")
+                note(Fallback.TUNING_DIFFERS, f"tuning: {self._order.label} with {config} is wrong")
         return found
 
-    def _made(self, ways: Sequence[Way]) -> list[Generated | None]:
+    def _made(self, configs: Sequence[KernelConfig]) -> list[Generated | None]:
         """Compiled kernels; None where there is none, or one that was there before."""
-        made = [self._generated(way) for way in ways]
+        made = [self._generated(config) for config in configs]
         broken: set[str] = set()
         try:
             self._target.compile_alone([m for m in made if m is not None])
@@ -101,14 +105,14 @@ class Race:
             note(Fallback.TUNING, f"tuning: {self._order.label} has kernels that do not compile", e)
         return [None if m is None or m.kernel.entry in broken else m for m in made]
 
-    def _generated(self, way: Way) -> Generated | None:
+    def _generated(self, config: KernelConfig) -> Generated | None:
         try:
-            made = self._target.generate(self._order.request, self._order.label, way)
+            made = self._target.generate(self._order.request, self._order.label, config)
         except Declined as e:
-            logger.debug("tuning: %s has no kernel with %s: %s", self._order.label, way, e)
+            logger.debug("tuning: %s has no kernel with %s: %s", self._order.label, config, e)
             return None
         except Exception as e:
-            note(Fallback.TUNING, f"tuning: {self._order.label} has no kernel with {way}", e)
+            note(Fallback.TUNING, f"tuning: {self._order.label} has no kernel with {config}", e)
             return None
         if made.kernel.entry in self._seen or not self._fits(made):
             return None
@@ -122,9 +126,9 @@ class Race:
             return True
         return (old.block, old.cluster, old.shared) == (new.block, new.cluster, new.shared)
 
-    def _ready(self, way: Way, made: Generated | None) -> Entrant:
+    def _ready(self, config: KernelConfig, made: Generated | None) -> Candidate:
         assert made is not None, "the usual kernel is there"
-        return Entrant(way, made, self._stage.trial(made, self._threads))
+        return Candidate(config, made, self._stage.trial(made, self._threads))
 
     def _results(self, run: Callable[[], object]) -> list[torch.Tensor]:
         self._stage.clear()
@@ -132,18 +136,20 @@ class Race:
         return self._stage.results()
 
 
-def times(entrants: Sequence[Entrant], windows: int = WINDOWS) -> list[float]:
+def times(candidates: Sequence[Candidate], windows: int = WINDOWS) -> list[float]:
     """Microseconds that a step takes, the best of all runs: others who compute on this machine, or
     a thread that was moved, only ever make it slower. They take turns, so that all meet them."""
-    best = [float("inf")] * len(entrants)
-    for entrant in entrants:
-        entrant.run()
+    best = [float("inf")] * len(candidates)
+    for candidate in candidates:
+        candidate.run()
     for _ in range(windows):
         limit = HOPELESS * min(best)
-        for k, entrant in enumerate(entrants):
+        for k, candidate in enumerate(candidates):
             if best[k] <= limit:
-                best[k] = min(best[k], trial.least_time(entrant.run, entrant.run.threads, WINDOW))
-    return [1e6 * t / e.run.steps for t, e in zip(best, entrants, strict=True)]
+                best[k] = min(
+                    best[k], trial.least_time(candidate.run, candidate.run.threads, WINDOW)
+                )
+    return [1e6 * t / e.run.steps for t, e in zip(best, candidates, strict=True)]
 
 
 def agree(got: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -167,7 +173,7 @@ _NEAR, _MIDDLE = 1 << 20, 32 << 20  # bytes that nearer caches hold
 
 
 class Tuning:
-    """The ways of kernels of one graph: those that files know, and those that are measured."""
+    """Kernel configs of one graph: those that files know, and those that are measured."""
 
     def __init__(self, target: Target, work_path: str | None, tuned: str | None) -> None:
         """`work_path` is a folder for results, `tuned` a file that is only read."""
@@ -175,65 +181,66 @@ class Tuning:
         self._own = tuned_file(Path(work_path) / NAME) if work_path is not None else None
         given = tuned_file(tuned) if tuned is not None else None
         self._files = [f for f in (self._own, given) if f is not None]
-        self.chosen: list[TunedWay] = []  # ways that were found here, other than the usual
+        self.chosen: list[TunedKernel] = []  # configs that were found here, other than the usual
         self._open: tuple[tuple[str, ...], str, float] | None = None
         """Program, machine and margin of the graph whose threads are to be counted."""
-        self._rivals: list[tuple[TunedWay, TunedWay]] = []  # ways, and torch's, which seems faster
+        # configs, and torch's, which seems faster
+        self._rivals: list[tuple[TunedKernel, TunedKernel]] = []
 
     def choose(self, plan: Plan) -> None:
-        """Take the ways that are known for the kernels of a plan, before they are generated."""
+        """Take the configs that are known for the kernels of a plan, before they are generated."""
         machine = self._machine(plan)
-        known: dict[int, tuple[Request, Way]] = {}
+        known: dict[int, tuple[Request, KernelConfig]] = {}
 
-        def way_of(request: Request) -> Way:
+        def config_of(request: Request) -> KernelConfig:
             if id(request) not in known:
-                known[id(request)] = request, self._way(request, machine)
+                known[id(request)] = request, self._config(request, machine)
             return known[id(request)][1]
 
-        plan.way_of = way_of
+        plan.config_of = config_of
         for order in {id(s.code.order): s.code.order for s in plan.native_steps}.values():
-            order.choose(way_of(order.request))
+            order.choose(config_of(order.request))
         program = self._known(program_of(plan), machine)
-        fewer = AS_EVER if program is None else Way.read(program.way)
-        plan.threads = fewer.number("threads", 0) if fewer.within(_fewer()) else 0
+        fewer = DEFAULT_CONFIG if program is None else KernelConfig.read(program.config)
+        plan.threads = fewer.integer("threads", 0) if fewer.within(_fewer()) else 0
 
-    def _way(self, request: Request, machine: str) -> Way:
+    def _config(self, request: Request, machine: str) -> KernelConfig:
         found = self._known(request, machine)
-        way = AS_EVER if found is None else Way.read(found.way)
-        if way.within(self._target.choices(request)):
-            return way
-        logger.warning("tuning: a %s cannot be served with %s", KINDS[type(request)], way)
-        return AS_EVER
+        config = DEFAULT_CONFIG if found is None else KernelConfig.read(found.config)
+        if config.within(self._target.choices(request)):
+            return config
+        logger.warning("tuning: a %s cannot be served with %s", KINDS[type(request)], config)
+        return DEFAULT_CONFIG
 
-    def tune(self, plan: Plan, content: trial.Content, wish: Wish) -> None:
+    def tune(self, plan: Plan, content: trial.ConstantSource, tune_request: TuneRequest) -> None:
         """Measure what is not known yet, and keep it at once. It ends early when its time is over
         or with Ctrl-C."""
         assert self._own is not None, "results need a place"
         machine = self._machine(plan)
         todo = [
             (subject, choices)
-            for subject in _distinct(self._target.subjects(plan), wish.share)
-            if wish.includes(subject.order.request, subject.order.label)
+            for subject in _distinct(self._target.subjects(plan), tune_request.share)
+            if tune_request.includes(subject.order.request, subject.order.label)
             and not any(step.code.numbers for step in subject.steps)
             and self._known(subject.order.request, machine) is None
             and (choices := self._target.choices(subject.order.request))
         ]
         program, small = program_of(plan), plan.work <= SMALL
         several = small and plan.all_native and self._target.threads(plan.work) > 1
-        if PROGRAM in wish.kinds and several and self._known(program, machine) is None:
-            self._open = program, machine, wish.margin
-        end = time.monotonic() + wish.budget_seconds
+        if PROGRAM in tune_request.kinds and several and self._known(program, machine) is None:
+            self._open = program, machine, tune_request.margin
+        end = time.monotonic() + tune_request.budget_seconds
         done = 0
         try:
-            with Steps("tuning kernels", len(todo)) as bar:
+            with Progress("tuning kernels", len(todo)) as bar:
                 for subject, choices in todo:
                     if time.monotonic() >= end:
                         break
                     bar.next(subject.order.label)
-                    found = self._measured(subject, plan, content, choices, wish, machine)
+                    found = self._measured(subject, plan, content, choices, tune_request, machine)
                     if found is not None:
                         self._own.add(found)
-                        self.chosen += [found] if found.way else []
+                        self.chosen += [found] if found.config else []
                     done += 1
         except KeyboardInterrupt:
             warnings.warn(
@@ -246,7 +253,7 @@ class Tuning:
             logger.info("%d of %d kernels are tuned", done, len(todo))
 
     def settle(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
-        """Keep the ways that were just found if the graph is faster with them, then see whether
+        """Keep the configs that were just found if the graph is faster with them, then see whether
         it is with fewer threads."""
         try:
             for least in (LITTLE, float("inf")):
@@ -281,7 +288,9 @@ class Tuning:
         by_torch = session.alone(inputs)
         if by_torch is None or not shows(by_torch, own):
             for mine, _ in rivals:
-                self._own.add(now.get(mine.request, replace(mine, way="", microseconds=mine.usual)))
+                self._own.add(
+                    now.get(mine.request, replace(mine, config="", microseconds=mine.usual))
+                )
             session.take(inputs, True)
 
     def _count_threads(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
@@ -294,26 +303,26 @@ class Tuning:
         call()
         usual, spent = with_threads(call, [torch.get_num_threads(), *map(int, counts)])
         best = min(spent, key=lambda n: spent[n])
-        way = f"threads={best}" if spent[best] <= (1 - margin) * usual else ""
+        config = f"threads={best}" if spent[best] <= (1 - margin) * usual else ""
         about = f"{PROGRAM} of {len(program)} kernels"
-        least = 1e6 * (spent[best] if way else usual)
+        least = 1e6 * (spent[best] if config else usual)
         self._own.add(
-            TunedWay(hash_of(program), machine, version(), about, way, least, 1e6 * usual)
+            TunedKernel(hash_of(program), machine, version(), about, config, least, 1e6 * usual)
         )
-        if way:
+        if config:
             session.take(inputs, True)
 
     def _drop(self, least: float) -> None:
-        """Forget ways that were found here and gain less than this part of their time: the usual
+        """Forget configs that were found here and gain less than this part of their time: the usual
         kernels have won."""
         assert self._own is not None
         kept = [f for f in self.chosen if f.microseconds <= (1 - least) * f.usual]
         for found in self.chosen:
             if found not in kept:
-                self._own.add(replace(found, way="", microseconds=found.usual))
+                self._own.add(replace(found, config="", microseconds=found.usual))
         self.chosen = kept
 
-    def _measured(self, subject: Subject, *rest: Any) -> TunedWay | None:
+    def _measured(self, subject: Subject, *rest: Any) -> TunedKernel | None:
         """What was found for a kernel, None where it cannot be measured: that costs no graph."""
         try:
             return self._tuned(subject, *rest)
@@ -322,28 +331,37 @@ class Tuning:
             return None
 
     def _tuned(
-        self, subject: Subject, plan: Plan, content: trial.Content, choices: Choices,
-        wish: Wish, machine: str,
-    ) -> TunedWay:  # fmt: skip
+        self,
+        subject: Subject,
+        plan: Plan,
+        content: trial.ConstantSource,
+        choices: Choices,
+        tune_request: TuneRequest,
+        machine: str,
+    ) -> TunedKernel:
         order = subject.order
         stage = trial.Stage(subject.steps, plan, content, self._target)
         about = f"{KINDS[type(order.request)]} {order.label}"
         if stage.overwrites:
-            return TunedWay(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
+            return TunedKernel(hash_of(order.request), machine, version(), about, "", 0.0, 0.0)
         threads = self._target.threads(plan.work)
-        race = Race(order, self._target, stage, threads, subject.beside)
-        best = _walk(race, choices)
-        way, usual, spent = _proven(race.usual, best, wish.margin)
-        logger.info("%s: %.1f us, %s %.1f us", order.label, usual, way, spent)
-        found = TunedWay(hash_of(order.request), machine, version(), about, str(way), spent, usual)
+        benchmark = KernelBenchmark(order, self._target, stage, threads, subject.beside)
+        best = _walk(benchmark, choices)
+        config, usual, spent = _proven(benchmark.usual, best, tune_request.margin)
+        logger.info("%s: %.1f us, %s %.1f us", order.label, usual, config, spent)
+        found = TunedKernel(
+            hash_of(order.request), machine, version(), about, str(config), spent, usual
+        )
         if BY_TORCH.within(choices):
             rival = stage.library(order.request, threads)
-            theirs = _beaten(best if way else race.usual, rival, wish.margin)
+            theirs = _beaten(best if config else benchmark.usual, rival, tune_request.margin)
             if theirs:
-                self._rivals.append((found, replace(found, way=str(BY_TORCH), microseconds=theirs)))
+                self._rivals.append(
+                    (found, replace(found, config=str(BY_TORCH), microseconds=theirs))
+                )
         return found
 
-    def _known(self, request: object, machine: str) -> TunedWay | None:
+    def _known(self, request: object, machine: str) -> TunedKernel | None:
         for file in self._files:
             found = file.find(request, machine)
             if found is not None:
@@ -361,11 +379,11 @@ class Tuning:
         return f"{self._target.processor}{threads}, {far} memory"
 
 
-def _walk(race: Race, choices: Choices) -> Entrant:
+def _walk(benchmark: KernelBenchmark, choices: Choices) -> Candidate:
     """The best of what the choices allow, one after the other."""
-    best = race.usual
+    best = benchmark.usual
     for name, values in choices.items():
-        rivals = race.enter(best.way.having(name, value) for value in values)
+        rivals = benchmark.enter(best.config.having(name, value) for value in values)
         if not rivals:
             continue
         mine, *spent = times([best, *rivals])
@@ -375,23 +393,23 @@ def _walk(race: Race, choices: Choices) -> Entrant:
     return best
 
 
-def _proven(usual: Entrant, best: Entrant, margin: float) -> tuple[Way, float, float]:
+def _proven(usual: Candidate, best: Candidate, margin: float) -> tuple[KernelConfig, float, float]:
     """The better of two, and what the usual one and it take. The other must win by a margin twice:
-    where something else disturbs a race, it rarely does so in the next one again."""
-    before, after = times([usual, best]) if best.way else times([usual]) * 2
+    where something else disturbs a benchmark, it rarely does so in the next one again."""
+    before, after = times([usual, best]) if best.config else times([usual]) * 2
     if after <= (1 - margin) * before:
         again, later = times([usual, best])
         before, after = min(before, again), min(after, later)
         if later <= (1 - margin) * again and after <= (1 - margin) * before:
-            return best.way, before, after
-    return AS_EVER, before, before
+            return best.config, before, after
+    return DEFAULT_CONFIG, before, before
 
 
-def _beaten(own: Entrant, rival: trial.LibraryTrial | None, margin: float) -> float:
+def _beaten(own: Candidate, rival: trial.LibraryTrial | None, margin: float) -> float:
     """Microseconds of torch's kernel if it is right, and faster by a margin twice; else 0."""
     if rival is None or not agree(*rival.exact()):
         return 0.0
-    theirs = Entrant(BY_TORCH, own.made, rival)
+    theirs = Candidate(BY_TORCH, own.made, rival)
     for _ in range(2):
         mine, spent = times([own, theirs])
         if spent > (1 - margin) * mine:
@@ -417,9 +435,9 @@ def _distinct(found: Sequence[Subject], share: float) -> list[Subject]:
 
 # ---- the graph as a whole ----
 
-Call = Callable[[], Any]
+TimedCall = Callable[[], Any]
 LITTLE = 0.1
-"""Part of its time that a kernel gains, below which its way is dropped first."""
+"""Part of its time that a kernel gains, below which its config is dropped first."""
 SHOWS = 0.99
 """Part of the time of the untuned graph that a tuned one may take."""
 ROUNDS = 15
@@ -431,7 +449,7 @@ GRAPH_WINDOW = 0.02
 class Tuned(Protocol):
     """A session whose kernels were tuned."""
 
-    def alone(self, inputs: Sequence[torch.Tensor]) -> Call | None:
+    def alone(self, inputs: Sequence[torch.Tensor]) -> TimedCall | None:
         """A call for inputs like these that has no effects; None where there is none."""
 
     def untuned(self, inputs: Sequence[torch.Tensor]) -> Tuned:
@@ -456,7 +474,7 @@ def _fewer() -> Choices:
     return {"threads": [str(n) for n in (1, 2, 4, 8, 16) if n < most]}
 
 
-def with_threads(call: Call, counts: Sequence[int]) -> tuple[float, dict[int, float]]:
+def with_threads(call: TimedCall, counts: Sequence[int]) -> tuple[float, dict[int, float]]:
     """Seconds of a call with the first number of threads, and with each of the others. They take
     turns, and all are measured by the clock."""
     most, best = torch.get_num_threads(), dict.fromkeys(counts, float("inf"))
@@ -470,7 +488,7 @@ def with_threads(call: Call, counts: Sequence[int]) -> tuple[float, dict[int, fl
     return best.pop(counts[0]), best
 
 
-def shows(tuned: Call, usual: Call) -> bool:
+def shows(tuned: TimedCall, usual: TimedCall) -> bool:
     """Whether a call is faster than another: the best of both, which take turns."""
     best = {tuned: float("inf"), usual: float("inf")}
     for call in best:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchair.codegen.numbers import Book, Int, Number, Size, largest
 from torchair.codegen.program import SIZES_AT, Argument, Native
+from torchair.codegen.sizes import GuardedInt, GuardSet, Int, Size, largest
 from torchair.codegen.target import KernelOrder, Target
 from torchair.engine.fuse.units import Unit, is_number
 from torchair.engine.strides import Meta
@@ -41,11 +41,11 @@ class NotNative(Exception):
 
 def is_one(n: Int) -> bool:
     """Whether a size is known to be 1."""
-    return not isinstance(n, Number) and n == 1
+    return not isinstance(n, GuardedInt) and n == 1
 
 
 class UnitSizes:
-    """Dims, strides and contents of a unit's values, as integers or as Numbers."""
+    """Dims, strides and contents of a unit's values, as integers or as GuardedInts."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class UnitSizes:
         self._fact = fact
         self._values = [*unit.inputs, *unit.outputs]
         self._metas = dict(zip(self._values, metas, strict=True))
-        self._book = Book() if dynamic else None
+        self._guards = GuardSet() if dynamic else None
         self._sources: list[tuple[int, int]] = []  # (operand, dim), or (operand, -1 - dim): stride
         self._symbols: dict[Any, Int] = {}
         self._recipe: Any = None
@@ -77,21 +77,21 @@ class UnitSizes:
             if self._symbols.setdefault(expr, number) != number:
                 raise NotNative(f"{self._values[k]} does not have the dims that its graph declares")
 
-    def _number(self, operand: int, dim: int, value: int) -> Number:
-        assert self._book is not None
+    def _number(self, operand: int, dim: int, value: int) -> GuardedInt:
+        assert self._guards is not None
         self._sources.append((operand, dim))
-        return self._book.number(value)
+        return self._guards.variable(value)
 
     def dims(self, value: Value) -> tuple[Int, ...]:
         """Dims of any value of the unit."""
-        if self._book is None:
+        if self._guards is None:
             return tuple(self._fact(value).shape or ())  # type: ignore[arg-type]
         return tuple(self._dim(d) for d in value.shape or ())
 
     def _dim(self, dim: Any) -> Int:
         """A dim. Whether it is 1 decides on broadcasting, so that a kernel is made for either."""
         n = self._of(dim)
-        return 1 if isinstance(n, Number) and n == 1 else n
+        return 1 if isinstance(n, GuardedInt) and n == 1 else n
 
     def _of(self, dim: Any) -> Int:
         if not isinstance(dim, Sym):
@@ -104,9 +104,9 @@ class UnitSizes:
 
     def _strides_of(self, k: int, value: Value) -> tuple[Int, ...]:
         meta = self._metas[value]
-        if self._book is not None and not _fits(value.shape, meta):
+        if self._guards is not None and not _fits(value.shape, meta):
             raise NotNative(f"{value} does not have the dims that its graph declares")
-        if self._book is None or (meta.is_contiguous() and is_static(value.shape)):
+        if self._guards is None or (meta.is_contiguous() and is_static(value.shape)):
             return meta.stride()
         if meta.is_contiguous():
             return _contiguous(self.dims(value))
@@ -116,7 +116,7 @@ class UnitSizes:
 
     def fact(self, value: Value) -> Fact:
         """What rules see of a value."""
-        if self._book is None:
+        if self._guards is None:
             return self._fact(value)
         content = value.content
         if isinstance(content, tuple):
@@ -127,12 +127,12 @@ class UnitSizes:
 
     def word(self, n: Int) -> Size:
         """What generators take for a size."""
-        return n if self._book is None else self._book.word(n, SIZES_AT)  # type: ignore[return-value]
+        return n if self._guards is None else self._guards.word(n, SIZES_AT)  # type: ignore[return-value]
 
     def seal(self) -> None:
         """No more decisions: from now on the kernel is asked whether it fits."""
-        if self._book is not None:
-            self._recipe = self._book.recipe()
+        if self._guards is not None:
+            self._recipe = self._guards.recipe()
         self._metas = {}
 
     def words(self, metas: Sequence[Meta]) -> tuple[int, ...] | None:
@@ -163,7 +163,7 @@ def _contiguous(dims: Sequence[Int]) -> tuple[Int, ...]:
 
 
 def _evaluated(expr: Any, known: Mapping[Any, Int]) -> Int:
-    """A symbolic size as an integer or Number, from the sizes of the operands."""
+    """A symbolic size as an integer or GuardedInt, from the sizes of the operands."""
     if expr in known:
         return known[expr]
     if expr.is_Integer:

@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 from torchair.codegen import requests
 from torchair.codegen.loops import Nest, join_rows, simplify, with_words
-from torchair.codegen.numbers import Element, Int
 from torchair.codegen.pieces import pieces
-from torchair.codegen.program import SIZES_AT, Argument, Content, Room
-from torchair.codegen.target import Head, HeadKind, KernelOrder, Target
-from torchair.engine.fuse.units import Check, Unit, UnitKind
+from torchair.codegen.program import SIZES_AT, Argument, AuxMemory, ConstantContent
+from torchair.codegen.sizes import Element, Int
+from torchair.codegen.target import Anchor, AnchorKind, KernelOrder, Target
+from torchair.engine.fuse.units import NodeCheck, Unit, UnitKind
 from torchair.engine.lower import Operand, build_nest
 from torchair.engine.strides import Meta
 from torchair.engine.units import emitter
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
-from torchair.log import tell
+from torchair.log import debug_print
 from torchair.operators import Op
 from torchair.operators.attention import is_plain
 from torchair.operators.contraction import Window
@@ -44,33 +44,39 @@ def transposed(node: Node, which: int) -> bool:
     return bool(node.attr(f"adj_x{which}" if adjoint else f"transpose_x{which}"))
 
 
-def heads(target: Target, constant: Callable[[Value], bool]) -> dict[str, tuple[UnitKind, Check]]:
+def anchors(
+    target: Target, constant: Callable[[Value], bool]
+) -> dict[str, tuple[UnitKind, NodeCheck]]:
     """By operator type: the kind of unit, and a function that says why a node cannot be one:
     because no request says what it is, or because the target declines it."""
 
-    def check(unfit: Check, described: Callable[[Node], Head]) -> Check:
+    def check(unfit: NodeCheck, described: Callable[[Node], Anchor]) -> NodeCheck:
         return lambda node: unfit(node) or target.declines(described(node))
 
-    def conv(node: Node) -> Head:
-        return Head("conv", _type_of(node, "x"), constant=constant(node.value_on("filter")))
+    def conv(node: Node) -> Anchor:
+        return Anchor("conv", _type_of(node, "x"), constant=constant(node.value_on("filter")))
 
-    def product(node: Node) -> Head:
+    def product(node: Node) -> Anchor:
         first, second = factors(node)
         quantised = node.type in (emitter.QUANTISED, emitter.INTEGERS)
         same = all(map(constant, emitter.parameters(node))) if quantised else constant(second)
-        return Head(
-            "matmul", TYPES.get(first.dtype), same, rows=_rows(node), along=transposed(node, 2),
+        return Anchor(
+            "matmul",
+            TYPES.get(first.dtype),
+            same,
+            rows=_rows(node),
+            along=transposed(node, 2),
             quantised=quantised,
-        )  # fmt: skip
+        )
 
-    kinds: dict[HeadKind, Check] = {
+    kinds: dict[AnchorKind, NodeCheck] = {
         "matmul": check(_product_unfit, product),
         "conv": check(_conv_unfit, conv),
         "attention": check(_attention_unfit, _attention),
         "pool": check(_pool_unfit, _pool),
     }
     found = loaded_rows().items()
-    return {t: (row.head, kinds[row.head]) for t, row in found if row.head is not None}
+    return {t: (row.anchor, kinds[row.anchor]) for t, row in found if row.anchor is not None}
 
 
 def _rows(node: Node) -> int | None:
@@ -85,18 +91,18 @@ def _type_of(node: Node, port: str) -> Element | None:
     return TYPES.get(node.value_on(port).dtype)
 
 
-def _pool(node: Node) -> Head:
-    return Head("pool", _type_of(node, "x"))
+def _pool(node: Node) -> Anchor:
+    return Anchor("pool", _type_of(node, "x"))
 
 
-def _attention(node: Node) -> Head:
+def _attention(node: Node) -> Anchor:
     shapes = [node.value_on("query").shape, node.values_on("value")[0].shape]
     widths = [s[-1] if s else None for s in shapes]
     known = [w for w in widths if isinstance(w, int)]
     width = max(known) if len(known) == len(widths) else None
     length = (node.value_on("query").shape or (None,) * 4)[2]
     rows = length if isinstance(length, int) else None
-    return Head("attention", _type_of(node, "query"), width=width, rows=rows)
+    return Anchor("attention", _type_of(node, "query"), width=width, rows=rows)
 
 
 def _product_unfit(node: Node) -> str | None:
@@ -191,11 +197,14 @@ def pool_options(node: Node) -> dict[str, Any]:
         return dict(kind="max", kernel=kernel, stride=stride, padding=padding, dilation=dilation)
     top, bottom, left, right = op.attr("pads")
     return dict(
-        kind="avg", kernel=tuple(op.attr("ksize")[2:]), stride=tuple(op.attr("strides")[2:]),
-        padding=(top, bottom, left, right), dilation=(1, 1),
+        kind="avg",
+        kernel=tuple(op.attr("ksize")[2:]),
+        stride=tuple(op.attr("strides")[2:]),
+        padding=(top, bottom, left, right),
+        dilation=(1, 1),
         count_include_pad=not op.attr("exclusive"),
         divisor_override=op.attr("divisor_override") or None,
-    )  # fmt: skip
+    )
 
 
 class UnitWriting:
@@ -203,10 +212,14 @@ class UnitWriting:
     them."""
 
     def __init__(
-        self, unit: Unit, sizes: emitter.UnitSizes, target: Target,
-        constant: Callable[[Value], bool], bits: Callable[[Value], int],
+        self,
+        unit: Unit,
+        sizes: emitter.UnitSizes,
+        target: Target,
+        constant: Callable[[Value], bool],
+        bits: Callable[[Value], int],
         batch_invariant: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`bits` tells how many the numbers of a constant need: 0, 4 or 8."""
         self.batch_invariant = batch_invariant
         self.unit, self.sizes, self.target = unit, sizes, target
@@ -217,18 +230,21 @@ class UnitWriting:
     def run(self) -> emitter.Made:
         """The kernel, ordered."""
         ask: dict[UnitKind, Callable[[], requests.Request]] = {
-            "loops": self._loops, "matmul": self._matmul, "conv": self._conv,
-            "attention": self._attention, "pool": self._pool,
-        }  # fmt: skip
+            "loops": self._loops,
+            "matmul": self._matmul,
+            "conv": self._conv,
+            "attention": self._attention,
+            "pool": self._pool,
+        }
         request = ask[self.unit.kind]()
-        tell(4, lambda: f"torchair kernel {self._label()}\n{request}")
+        debug_print(4, lambda: f"torchair kernel {self._label()}\n{request}")
         self.sizes.seal()
         order = KernelOrder(self.target, request, self._label())
         return emitter.Made(self.target, order, self.arguments, self.sizes, _flops(self.unit))
 
     # ---- words ----
 
-    def address(self, value: Value, content: Content = "own") -> int:
+    def address(self, value: Value, content: ConstantContent = "own") -> int:
         """The next word, for the address of a value."""
         number = [*self.unit.inputs, *self.unit.outputs].index(value)
         return self._next(Argument(number, content if self.constant(value) else None))
@@ -241,7 +257,7 @@ class UnitWriting:
 
     def _fault(self) -> int:
         """The word where a failed test is noted down."""
-        fault = Argument(Room.FAULT)
+        fault = Argument(AuxMemory.FAULT)
         return self.arguments.index(fault) if fault in self.arguments else self._next(fault)
 
     def _operand(self, value: Value) -> Operand:
@@ -268,7 +284,7 @@ class UnitWriting:
     # ---- products ----
 
     def _matmul(self) -> requests.Product:
-        node = self.unit.head
+        node = self.unit.anchor
         a, b = factors(node)
         batch, m, n, k, sa, sb = self._product(node)
         one = self.constant(b) and len(b.shape or ()) == 2
@@ -276,15 +292,20 @@ class UnitWriting:
             n, k = (int(d) for d in (n, k))  # those of constants
         order: Literal["kn", "nk"] = "nk" if transposed(node, 2) else "kn"
         spec = requests.MatMul(
-            TYPES[a.dtype], self.word(batch), self.word(m), self.word(n), self.word(k),
-            self._all(sa), self._all(sb),
+            TYPES[a.dtype],
+            self.word(batch),
+            self.word(m),
+            self.word(n),
+            self.word(k),
+            self._all(sa),
+            self._all(sb),
             order if one else "",
             self._weight(node) if node.type == emitter.QUANTISED else None,
             self.batch_invariant,
-        )  # fmt: skip
+        )
         self.address(a)
         self.address(b)
-        self._next(Argument(Room.SCRATCH))
+        self._next(Argument(AuxMemory.SCRATCH))
         if node.type == emitter.INTEGERS:
             self.address(b)
         elif node.type == emitter.QUANTISED:
@@ -321,21 +342,28 @@ class UnitWriting:
         return _total(dims), m, n, k, [batch_a, *st_a[-2:]], [batch_b, *st_b[-2:]]
 
     def _conv(self) -> requests.Convolution:
-        node = self.unit.head
+        node = self.unit.anchor
         x, weight, window = node.value_on("x"), node.value_on("filter"), Window(Op(node))
         batch, channels, height, width = self.sizes.dims(x)
         out_channels, _, kh, kw = (int(d) for d in self.sizes.dims(weight))
         spec = requests.Conv(
-            dtype=TYPES[x.dtype], batch=self.word(batch), channels=int(channels),
-            height=self.word(height), width=self.word(width), out_channels=out_channels,
-            kernel=(kh, kw), stride=tuple(window.strides), dilation=tuple(window.dilations),
+            dtype=TYPES[x.dtype],
+            batch=self.word(batch),
+            channels=int(channels),
+            height=self.word(height),
+            width=self.word(width),
+            out_channels=out_channels,
+            kernel=(kh, kw),
+            stride=tuple(window.strides),
+            dilation=tuple(window.dilations),
             padding=(window.before[0], window.after[0], window.before[1], window.after[1]),
-            groups=window.groups, x=self._all(self.sizes.strides(x)),
+            groups=window.groups,
+            x=self._all(self.sizes.strides(x)),
             winograd=0 if self.batch_invariant else requests.WINOGRAD,
-        )  # fmt: skip
+        )
         self.address(x)
         self.address(weight, "own" if self.unit.folded is None else "scaled")
-        self._next(Argument(Room.SCRATCH))
+        self._next(Argument(AuxMemory.SCRATCH))
         return requests.Convolution(spec, self._epilogue(rows=False))
 
     def _epilogue(self, rows: bool = True) -> Nest:
@@ -356,7 +384,7 @@ class UnitWriting:
     # ---- the others ----
 
     def _attention(self) -> requests.Attention:
-        node, op = self.unit.head, Op(self.unit.head)
+        node, op = self.unit.anchor, Op(self.unit.anchor)
         q, k, v = node.value_on("query"), node.values_on("key")[0], node.values_on("value")[0]
         out, lse = node.outputs
         shift = node.inputs.get("pse_shift")
@@ -366,20 +394,27 @@ class UnitWriting:
         wide = lse in self.unit.outputs
         so = self._all(self.sizes.strides(out))
         spec = requests.Attention(
-            dtype=TYPES[q.dtype], batch=self.word(batch), heads=self.word(heads),
-            kv_heads=self.word(kv_heads), length=self.word(length), span=self.word(span),
-            width=int(width), value_width=int(self.sizes.dims(v)[3]),
-            q=self._all(self.sizes.strides(q)), k=self._all(self.sizes.strides(k)),
+            dtype=TYPES[q.dtype],
+            batch=self.word(batch),
+            heads=self.word(heads),
+            kv_heads=self.word(kv_heads),
+            length=self.word(length),
+            span=self.word(span),
+            width=int(width),
+            value_width=int(self.sizes.dims(v)[3]),
+            q=self._all(self.sizes.strides(q)),
+            k=self._all(self.sizes.strides(k)),
             v=self._all(self.sizes.strides(v)),
             out=(so[0], so[2], so[1], so[3]) if op.attr("input_layout") == "BNSD_BSND" else so,
-            scale=op.attr("scale"), causal=op.attr("sparse_mode") == LEFT_UP_CAUSAL,
+            scale=op.attr("scale"),
+            causal=op.attr("sparse_mode") == LEFT_UP_CAUSAL,
             mask=TYPES[mask.dtype] if mask is not None else None,
             mask_strides=self._all(self._mask_strides(mask)),
             lse=self._all(self.sizes.strides(lse))[:3] if wide else None,
-        )  # fmt: skip
+        )
         for x in (q, k, v, mask if mask is not None else q, out, lse if wide else out):
             self.address(x)
-        self._next(Argument(Room.SCRATCH))
+        self._next(Argument(AuxMemory.SCRATCH))
         return spec
 
     def _mask_strides(self, mask: Value | None) -> tuple[Int, ...]:
@@ -391,15 +426,22 @@ class UnitWriting:
         return (*[0] * (4 - len(own)), *own)
 
     def _pool(self) -> requests.Pool:
-        node = self.unit.head
+        node = self.unit.anchor
         x, out = node.value_on("x"), node.outputs[0]
         n, c, h, w = self._all(self.sizes.dims(x))
         out_h, out_w = self._all(self.sizes.dims(out))[2:]
         spec = requests.Pool(
-            dtype=TYPES[x.dtype], batch=n, channels=c, height=h, width=w, out_height=out_h,
-            out_width=out_w, x=self._all(self.sizes.strides(x)),
-            out=self._all(self.sizes.strides(out)), **pool_options(node),
-        )  # fmt: skip
+            dtype=TYPES[x.dtype],
+            batch=n,
+            channels=c,
+            height=h,
+            width=w,
+            out_height=out_h,
+            out_width=out_w,
+            x=self._all(self.sizes.strides(x)),
+            out=self._all(self.sizes.strides(out)),
+            **pool_options(node),
+        )
         self.address(x)
         self.address(out)
         return spec
@@ -409,13 +451,13 @@ def _flops(unit: Unit) -> Callable[[Sequence[Meta]], float]:
     """Multiplications of a unit's product, if it is one."""
     values = [*unit.inputs, *unit.outputs]
     if unit.kind == "matmul":
-        a = values.index(factors(unit.head)[0])
+        a = values.index(factors(unit.anchor)[0])
         return lambda metas: metas[-1].numel() * metas[a].shape[-1]
     if unit.kind == "conv":
-        f = values.index(unit.head.value_on("filter"))
+        f = values.index(unit.anchor.value_on("filter"))
         return lambda metas: metas[-1].numel() * (metas[f].numel() // metas[f].shape[0])
     if unit.kind == "attention":
-        k = values.index(unit.head.values_on("key")[0])
+        k = values.index(unit.anchor.values_on("key")[0])
         return lambda metas: 2.0 * metas[len(unit.inputs)].numel() * metas[k].shape[-2]
     return lambda metas: 0.0
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.program import Constant, Content, Native
+from torchair.codegen.program import Constant, ConstantContent, Native
 from torchair.codegen.streams import HOST
 from torchair.codegen.target import BrokenKernels, Declined, Pack, Target
 from torchair.engine.fuse.units import Fusion, Joins, Unit, always, fuse
 from torchair.engine.strides import plain
 from torchair.engine.units import emitter
 from torchair.engine.units.emitter import Layouts, NotNative, parameters
-from torchair.engine.units.kernels import UnitWriting, heads
+from torchair.engine.units.kernels import UnitWriting, anchors
 from torchair.fallbacks import Fallback, note
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
-from torchair.log import logger, tell
+from torchair.log import debug_print, logger
 from torchair.operators import Trait, row_of
 from torchair.operators.core import loops_of
 from torchair.operators.reference import run_node
@@ -96,7 +96,7 @@ def _needed(graph: Graph, wanted: set[Value], frozen: Mapping[Value, torch.Tenso
     return [n for n in graph.nodes if n in needed]
 
 
-_Key = tuple[Value, Node | None, Content, Pack | None]
+_Key = tuple[Value, Node | None, ConstantContent, Pack | None]
 """A constant, the normalisation that is folded into it, and how both are laid out."""
 
 
@@ -115,12 +115,18 @@ class NativeUnits:
         self._batch_invariant = batch_invariant
         self.prepared = Prepared(graph, frozen or {})
         self.frozen = self.prepared.tensors
-        served = heads(target, self.is_constant)
+        served = anchors(target, self.is_constant)
         self.fusion: Fusion = fuse(
-            graph, served, self.is_constant, lane, target.overlaps, self.prepared.nodes, joins,
+            graph,
+            served,
+            self.is_constant,
+            lane,
+            target.overlaps,
+            self.prepared.nodes,
+            joins,
             batch_invariant,
-        )  # fmt: skip
-        tell(3, self.fusion.report)
+        )
+        debug_print(3, self.fusion.report)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.target = target
         numbers = any(n.outputs[0].content is not None for n in graph.data)  # others in each call
@@ -162,7 +168,7 @@ class NativeUnits:
         """What units have in common that need the same code."""
         known = self._signatures.get(id(unit))
         if known is None:
-            bits = tuple(map(self.bits_of, parameters(unit.head)))
+            bits = tuple(map(self.bits_of, parameters(unit.anchor)))
             known = self._signatures[id(unit)] = emitter.signature(unit, self.is_constant), bits
         return known
 
@@ -171,11 +177,11 @@ class NativeUnits:
         try:
             call = self._call(unit, fact, layout)
         except Exception as e:  # a fallback, or meant to be so
-            self._tell(unit, e)
+            self._report(unit, e)
             return None
         if call.order.failed is None:
             return call
-        self._tell(unit, call.order.failed)
+        self._report(unit, call.order.failed)
         return None
 
     def _call(self, unit: Unit, fact: Callable[[Value], Fact], layout: Layouts) -> Native:
@@ -200,7 +206,7 @@ class NativeUnits:
         assert call is not None, "a kernel is right for the sizes it was made with"
         return call
 
-    def _tell(self, unit: Unit, error: Exception) -> None:
+    def _report(self, unit: Unit, error: Exception) -> None:
         """Why a unit runs node by node: a fallback, unless that is meant to be so."""
         name = "+".join(n.type for n in unit.nodes) + f" ({unit.nodes[0].name})"
         if isinstance(error, NotNative | Declined):
@@ -280,7 +286,7 @@ class NativeUnits:
         unit, norm = x.unit, x.unit.folded
         assert norm is not None
         offset, mean = (self._content(norm.value_on(p)).float() for p in ("offset", "mean"))
-        bias = unit.head.inputs.get("bias")
+        bias = unit.anchor.inputs.get("bias")
         if isinstance(bias, Value):
             mean = mean - self._content(bias).float()
         return (offset - mean * self._scale(norm)).contiguous()

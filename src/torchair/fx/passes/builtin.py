@@ -112,9 +112,11 @@ def _full_slice_scatter(node: fx.Node, source: fx.Node) -> bool:
 
 _SECOND = (aten.copy.default, aten.slice_scatter.default)  # what these give is their second input
 _UNCHANGED = (
-    torch.ops.prims.convert_element_type.default, aten.cat.default, aten.view.default,
+    torch.ops.prims.convert_element_type.default,
+    aten.cat.default,
+    aten.view.default,
     aten.alias.default,
-)  # fmt: skip
+)
 _ROUNDED = (aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
 _TESTS: dict[Any, Callable[[fx.Node, fx.Node], bool]] = {
     **dict.fromkeys(_UNCHANGED, lambda node, source: True),
@@ -198,9 +200,12 @@ def _viewed(node: Any) -> Any:
 def _rewrite(graph: fx.Graph, copy: fx.Node, scatter: fx.Node, post: fx.Node, forms: Any) -> None:
     with graph.inserting_before(scatter):
         made = graph.create_node(
-            "call_function", forms[scatter.target], scatter.args, scatter.kwargs,
+            "call_function",
+            forms[scatter.target],
+            scatter.args,
+            scatter.kwargs,
             name=f"{scatter.name}_inplace",
-        )  # fmt: skip
+        )
     made.meta = dict(scatter.meta)
     logger.debug(
         "success to replace non_inplace node %s by inserting new inplace node %s", scatter, made

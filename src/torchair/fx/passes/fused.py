@@ -19,7 +19,7 @@ from torch import fx
 from torchair.configs.options import NPUGRAPH_EX
 from torchair.fx.passes import values
 from torchair.fx.passes.streams import mark_streams, on_one_stream
-from torchair.log import logger, tell
+from torchair.log import debug_print, logger
 from torchair.passes import NO_CONTEXT, FxContext
 
 aten = torch.ops.aten
@@ -107,8 +107,9 @@ def _cast_of(node: fx.Node) -> bool:
     if node.target is aten._to_copy.default:
         return node.kwargs == {"dtype": torch.float32}
     return node.target is _op("_npu_dtype_cast") and node.args[1:] in (
-        (torch.float32,), (6,),
-    )  # fmt: skip
+        (torch.float32,),
+        (6,),
+    )
 
 
 def _with_cast(join: _Join) -> bool:
@@ -148,9 +149,14 @@ def _with_dynamic_quant(join: _Join) -> bool:
     if not _before(join.graph, join.norm, [smooth]) or not _alone(join.norm, view, quant):
         return False
     made = join.call(
-        op, join.x1, join.x2, join.gamma, smooth_scale1=smooth, epsilon=join.epsilon,
+        op,
+        join.x1,
+        join.x2,
+        join.gamma,
+        smooth_scale1=smooth,
+        epsilon=join.epsilon,
         output_mask=[True, False],
-    )  # fmt: skip
+    )
     dims: Any = None if view is None else list(view.args[1])  # type: ignore[arg-type]
     join.result(made, 0, results.by_place.get(0), dims)
     join.result(made, 3, results.by_place.get(1), None if dims is None else dims[:-1])
@@ -243,9 +249,11 @@ def _join_product(graph: fx.Graph, last: fx.Node) -> bool:
     first, weight = product.args
     inner = _swapped(first)
     found = values.tensor_of(weight)
-    if found is None or found.dtype not in (*_HALF, torch.float32) or not _alone(
-        product, last, *([first] if inner is not None else [])
-    ):  # fmt: skip
+    if (
+        found is None
+        or found.dtype not in (*_HALF, torch.float32)
+        or not _alone(product, last, *([first] if inner is not None else []))
+    ):
         return False
     if any(not isinstance(n, int) or n % _STEP for n in found.shape[1:]):
         logger.debug("K or N alignment check failed for npu_transpose_batchmatmul")
@@ -307,5 +315,5 @@ def _join(gm: fx.GraphModule, context: FxContext = NO_CONTEXT) -> None:
     for name, node, attempt in _attempts(gm.graph, _is_captured(context)):
         if node not in gone and attempt():
             gone.add(node)
-            tell(3, f"torchair pattern {name} replaced {node.name}")
+            debug_print(3, f"torchair pattern {name} replaced {node.name}")
             logger.debug("pattern %s replaced %s", name, node.name)

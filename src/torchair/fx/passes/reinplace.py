@@ -206,9 +206,13 @@ class Reinplacer:
             raise values.Stays(f"{user} writes to the same memory before {last} reads it")
 
     def _check_new_memory(
-        self, new: int, storage: int, old: torch.Tensor, cover: fx.Node | None,
+        self,
+        new: int,
+        storage: int,
+        old: torch.Tensor,
+        cover: fx.Node | None,
         copies: list[fx.Node],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What the new value was apart from: results of the graph, and writes after its copy."""
         memory = self.memory
         if memory.is_returned(new):

@@ -50,8 +50,10 @@ def check_scopes(gm: fx.GraphModule) -> None:
                     f"When you call the torch.ops.air.scope_exit operator: {node.name}, you must "
                     "first call the torch.ops.air.scope_enter operator, as they must be called in "
                     "pairs.",
-                    scope=str(node.args), source=source_line(node), hint=_HINT,
-                )  # fmt: skip
+                    scope=str(node.args),
+                    source=source_line(node),
+                    hint=_HINT,
+                )
             stack.pop()
         elif name == "npu::super_kernel_scope_begin":
             named[node.args[0]] = named.get(node.args[0], 0) + 1
@@ -63,8 +65,10 @@ def check_scopes(gm: fx.GraphModule) -> None:
             "After you call the torch.ops.air.scope_enter operator, there is no paired call to the "
             "torch.ops.air.scope_exit operator. The parameters for these torch.ops.air.scope_enter "
             f"calls are:{[node.args for node in stack]}.",
-            scope=str(last.args), source=source_line(last), hint=_HINT,
-        )  # fmt: skip
+            scope=str(last.args),
+            source=source_line(last),
+            hint=_HINT,
+        )
     for scope, balance in named.items():
         if balance:
             raise ScopeError("super_kernel_scope_begin and _end do not match", scope=str(scope))
@@ -93,8 +97,8 @@ def on_one_stream(match: Any) -> bool:
 # Each node knows for every stream the last node that is surely finished when it starts.
 
 
-Stream = str | None
-Clock = dict[Stream, int]
+StreamName = str | None
+Clock = dict[StreamName, int]
 
 _RECORDS = (air.record.default, air.tagged_event_record.default)
 
@@ -105,7 +109,7 @@ class IssueOrder:
     def __init__(self) -> None:
         self._at: dict[fx.Node, int] = {}
         self._done: dict[fx.Node, Clock] = {}  # what is finished, the node itself included
-        self._now: dict[Stream, Clock] = {}
+        self._now: dict[StreamName, Clock] = {}
         self._events: dict[tuple[object, ...], Clock] = {}
 
     @classmethod
@@ -117,7 +121,7 @@ class IssueOrder:
             order.step(node)
         return order
 
-    def stream(self, node: fx.Node) -> Stream:
+    def stream(self, node: fx.Node) -> StreamName:
         """The tag of the stream that a node runs on, None for the one the graph is started on."""
         return node.meta["stream_label"]
 
@@ -131,7 +135,7 @@ class IssueOrder:
         if node.target in _RECORDS:
             self._events[event_key(node)] = self._done[node]
 
-    def wait(self, stream: Stream, node: fx.Node) -> None:
+    def wait(self, stream: StreamName, node: fx.Node) -> None:
         """A stream has waited for a node."""
         self._merge(self._now.setdefault(stream, {}), self._done[node])
 
@@ -139,7 +143,7 @@ class IssueOrder:
         """Whether a node is surely finished when another one starts."""
         return self._at[first] <= self._done[second].get(self.stream(first), -1)
 
-    def is_done(self, node: fx.Node, stream: Stream) -> bool:
+    def is_done(self, node: fx.Node, stream: StreamName) -> bool:
         """Whether a node is surely finished before what is issued next on a stream."""
         return self._at[node] <= self._now.get(stream, {}).get(self.stream(node), -1)
 

@@ -13,12 +13,12 @@ from torch import fx
 from torchair.errors import GraphError
 from torchair.fx.passes.streams import mark_streams, on_one_stream
 from torchair.fx.source import source_line
-from torchair.log import logger, tell
+from torchair.log import debug_print, logger
 from torchair.passes import FxContext
 from torchair.torch_private import inductor
 from torchair.torch_private.fake import FakeTensorMode, detect_fake_mode
 
-State = dict[fx.Node, tuple[Any, ...]]
+PatternState = dict[fx.Node, tuple[Any, ...]]
 
 
 def pre_pass(gm: fx.GraphModule, context: FxContext) -> None:
@@ -43,7 +43,7 @@ def _run(name: str, gm: fx.GraphModule, context: FxContext) -> None:
     except Exception as e:
         e.add_note(f"raised by {name} ({_place(user)})")
         raise
-    check = _Check(name, _place(user), gm, context.example_inputs)
+    check = _PatternCheck(name, _place(user), gm, context.example_inputs)
     check.order()
     check.values(before)
     check.results(results)
@@ -71,7 +71,7 @@ def _seen(value: Any) -> Any:
     return value.dtype, [str(d) for d in value.shape]  # comparing symbols has effects
 
 
-class _Check:
+class _PatternCheck:
     """Whether what a pass left is a graph; errors name the pass and the node."""
 
     def __init__(self, name: str, place: str, gm: fx.GraphModule, example_inputs: Any) -> None:
@@ -108,7 +108,7 @@ class _Check:
         except Exception as e:
             raise self._error(None, str(e)) from e
 
-    def values(self, before: State) -> None:
+    def values(self, before: PatternState) -> None:
         """Types and dims of what is new or changed, and of what follows from it."""
         changed: set[fx.Node] = set()
         for node in self.gm.graph.nodes:
@@ -189,11 +189,15 @@ _matcher: list[Any] = []
 
 
 def register_replacement(
-    search_fn: Callable[..., Any], replace_fn: Callable[..., Any], example_inputs: Any,
-    trace_fn: Callable[..., Any] | None = None, extra_check: Callable[[Any], bool] | None = None,
-    search_fn_pattern: Any = None, scalar_workaround: dict[str, float | int] | None = None,
+    search_fn: Callable[..., Any],
+    replace_fn: Callable[..., Any],
+    example_inputs: Any,
+    trace_fn: Callable[..., Any] | None = None,
+    extra_check: Callable[[Any], bool] | None = None,
+    search_fn_pattern: Any = None,
+    scalar_workaround: dict[str, float | int] | None = None,
     skip_duplicates: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Replace every match of `search_fn` by `replace_fn` in graphs compiled from now on.
 
     A match whose nodes lie on different streams is left alone; then `extra_check` decides.
@@ -202,10 +206,16 @@ def register_replacement(
     def add(matcher: Any, allows: Callable[[Any], bool]) -> None:
         pm = inductor.pattern_matcher
         pm.register_replacement(
-            search_fn, replace_fn, example_inputs, trace_fn or pm.fwd_only, matcher,
-            extra_check=allows, search_fn_pattern=search_fn_pattern,
-            scalar_workaround=scalar_workaround, skip_duplicates=skip_duplicates,
-        )  # fmt: skip
+            search_fn,
+            replace_fn,
+            example_inputs,
+            trace_fn or pm.fwd_only,
+            matcher,
+            extra_check=allows,
+            search_fn_pattern=search_fn_pattern,
+            scalar_workaround=scalar_workaround,
+            skip_duplicates=skip_duplicates,
+        )
 
     name = getattr(search_fn, "__qualname__", repr(search_fn))
     WAITING.append(Replacement(name, extra_check, add))
@@ -235,5 +245,5 @@ def _last(match: Any) -> str:
 
 
 def _say(text: str) -> None:
-    tell(3, f"torchair pattern {text}")
+    debug_print(3, f"torchair pattern {text}")
     logger.debug("pattern %s", text)

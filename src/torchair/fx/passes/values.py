@@ -61,9 +61,12 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 _ABOUT_SIZES = (
-    aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default,
-    aten.sym_storage_offset.default, torch.ops.air.keep.default,
-)  # fmt: skip
+    aten.sym_size.int,
+    aten.sym_stride.int,
+    aten.sym_numel.default,
+    aten.sym_storage_offset.default,
+    torch.ops.air.keep.default,
+)
 
 
 def reads_nothing(node: fx.Node) -> bool:
@@ -90,9 +93,11 @@ def device_of(graph: fx.Graph) -> torch.device | None:
 
 
 def fake_result(
-    target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
     mode: FakeTensorMode | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """What a call gives on the fake results of its arguments, in their mode by default."""
     plain, named = fx.map_arg((tuple(args), dict(kwargs)), lambda n: n.meta["val"])
     if mode is None:
@@ -103,9 +108,14 @@ def fake_result(
 
 
 def add_call(
-    graph: fx.Graph, target: Callable[..., Any], args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None, *, like: fx.Node, value: Any = _UNKNOWN,
-) -> fx.Node:  # fmt: skip
+    graph: fx.Graph,
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    like: fx.Node,
+    value: Any = _UNKNOWN,
+) -> fx.Node:
     """A call at the insertion point of a graph, from the same line of the model as `like`. Its
     result is `value`, or is found with fake tensors."""
     made = graph.call_function(target, tuple(args), dict(kwargs or {}))
@@ -122,7 +132,7 @@ def add_call(
 def ensure_values(gm: fx.GraphModule) -> None:
     """See to it that every node has a fake result, and that views share memory in those. A graph
     that was traced with real tensors has results without that."""
-    if all(_tells(node, gm) for node in gm.graph.nodes):
+    if all(_describes_results(node, gm) for node in gm.graph.nodes):
         return
     given = [tensor_of(n) for n in gm.graph.find_nodes(op="placeholder")]
     modes = {t.fake_mode for t in given if isinstance(t, FakeTensor)}
@@ -136,7 +146,7 @@ def ensure_values(gm: fx.GraphModule) -> None:
             node.meta["val"] = fake_result(node.target, node.args, node.kwargs, mode)
 
 
-def _tells(node: fx.Node, gm: fx.GraphModule) -> bool:
+def _describes_results(node: fx.Node, gm: fx.GraphModule) -> bool:
     if node.op == "get_attr":
         return "val" in node.meta or not isinstance(_attribute(node, gm), torch.Tensor)
     if node.op != "call_function":

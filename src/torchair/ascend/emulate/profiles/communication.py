@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from torchair.ascend.emulate.profiles.events import KernelSlice, Profile
 
-Kind = Literal["p2p", "collective"]
+TransferKind = Literal["p2p", "collective"]
 """Between two processes, or among all of a group."""
 
 TRANSPORT = "RDMA"
@@ -37,7 +37,7 @@ _MB = 1e6
 
 
 @dataclass(frozen=True)
-class Place:
+class ProfileOrigin:
     """Where a profile was taken."""
 
     rank: int = 0
@@ -50,7 +50,7 @@ class CommunicationOp:
 
     kernel: KernelSlice
     number: int  # among those of its type
-    place: Place
+    place: ProfileOrigin
 
     @cached_property
     def type(self) -> str:
@@ -58,7 +58,7 @@ class CommunicationOp:
         return self.kernel.work.type.lower().removeprefix("hcom").strip("_").replace("_", "")
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> TransferKind:
         """Between two or among many."""
         return "p2p" if self.type.startswith(_BETWEEN_TWO) else "collective"
 
@@ -98,7 +98,7 @@ class CommunicationOp:
         return {f"{me}-{r}": self.size / len(others) for r in others}
 
 
-def operations(profile: Profile, place: Place) -> list[CommunicationOp]:
+def operations(profile: Profile, place: ProfileOrigin) -> list[CommunicationOp]:
     """Collectives in the order of time."""
     counts: Counter[str] = Counter()
     found = []
@@ -110,7 +110,7 @@ def operations(profile: Profile, place: Place) -> list[CommunicationOp]:
     return found
 
 
-def by_step(profile: Profile, place: Place) -> dict[str, list[CommunicationOp]]:
+def by_step(profile: Profile, place: ProfileOrigin) -> dict[str, list[CommunicationOp]]:
     """Collectives of each step, `step` for those in none."""
     found: dict[str, list[CommunicationOp]] = defaultdict(list)
     for op in operations(profile, place):
@@ -119,11 +119,11 @@ def by_step(profile: Profile, place: Place) -> dict[str, list[CommunicationOp]]:
     return dict(found)
 
 
-def communication_json(profile: Profile, place: Place) -> bytes:
+def communication_json(profile: Profile, place: ProfileOrigin) -> bytes:
     """Times and bandwidths of each collective, by steps."""
     found = {}
     for step, ops in by_step(profile, place).items():
-        parts: dict[Kind, dict[str, Any]] = {"p2p": {}, "collective": {}}
+        parts: dict[TransferKind, dict[str, Any]] = {"p2p": {}, "collective": {}}
         for op in ops:
             parts[op.kind][op.name] = _described([op], profile.moment(op.kernel.begin))
         for kind, described in parts.items():
@@ -152,9 +152,12 @@ def _described(ops: Iterable[CommunicationOp], begin: str | None = None) -> dict
 
 def _bandwidth(size: float, time: float, packets: Mapping[str, list[float]]) -> dict[str, Any]:
     return {
-        "Transit Size(MB)": size, "Transit Time(ms)": time, "Bandwidth(GB/s)": rate(size, time),
-        "Large Packet Ratio": 0, "Size Distribution": dict(packets),
-    }  # fmt: skip
+        "Transit Size(MB)": size,
+        "Transit Time(ms)": time,
+        "Bandwidth(GB/s)": rate(size, time),
+        "Large Packet Ratio": 0,
+        "Size Distribution": dict(packets),
+    }
 
 
 def rate(size: float, time: float) -> float:
@@ -162,12 +165,12 @@ def rate(size: float, time: float) -> float:
     return round(size / time, 4) if time else 0.0
 
 
-def communication_matrix_json(profile: Profile, place: Place) -> bytes:
+def communication_matrix_json(profile: Profile, place: ProfileOrigin) -> bytes:
     """Data and time of each link by type of collective: the fastest call, the slowest, the one in
     the middle, and all together."""
     found = {}
     for step, ops in by_step(profile, place).items():
-        parts: dict[Kind, dict[str, Any]] = {"p2p": {}, "collective": {}}
+        parts: dict[TransferKind, dict[str, Any]] = {"p2p": {}, "collective": {}}
         for op in ops:
             for link in op.links:
                 alike = [o for o in ops if (o.type, o.group) == (op.type, op.group)]
@@ -193,6 +196,8 @@ def _on_link(link: str, op: CommunicationOp) -> dict[str, Any]:
 
 def _link(size: float, time: float) -> dict[str, Any]:
     return {
-        "Transport Type": TRANSPORT, "Transit Size(MB)": size, "Transit Time(ms)": time,
+        "Transport Type": TRANSPORT,
+        "Transit Size(MB)": size,
+        "Transit Time(ms)": time,
         "Bandwidth(GB/s)": rate(size, time),
-    }  # fmt: skip
+    }

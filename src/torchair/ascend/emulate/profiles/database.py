@@ -13,11 +13,11 @@ from contextlib import closing
 from typing import Any
 
 from torchair.ascend.emulate.profiles import communication
-from torchair.ascend.emulate.profiles.communication import TRANSPORT, Place
+from torchair.ascend.emulate.profiles.communication import TRANSPORT, ProfileOrigin
 from torchair.ascend.emulate.profiles.events import HostCall, KernelSlice, Profile
 from torchair.ascend.emulate.profiles.memory import COMPONENTS, MemoryMoment, lives
 
-Row = Sequence[Any]
+TableRow = Sequence[Any]
 
 _I, _T, _N = "INTEGER", "TEXT", "NUMERIC"
 _API_TYPES = {
@@ -113,19 +113,19 @@ ANALYSIS_TABLES: Mapping[str, Mapping[str, str]] = {
 """The same of the second file."""
 
 
-def profiler_db(profile: Profile, place: Place, metadata: Mapping[str, Any]) -> bytes:
+def profiler_db(profile: Profile, place: ProfileOrigin, metadata: Mapping[str, Any]) -> bytes:
     """What ran, as the bytes of an SQLite file."""
     content = _Content(profile, place)
     rows = content.rows(metadata)
     return _file(TABLES, {**rows, "STRING_IDS": content.strings()})
 
 
-def analysis_db(profile: Profile, place: Place, step_times: Sequence[Row]) -> bytes:
+def analysis_db(profile: Profile, place: ProfileOrigin, step_times: Sequence[TableRow]) -> bytes:
     """What follows from it; `step_times` are rows of `step_trace_time.csv`."""
     return _file(ANALYSIS_TABLES, {"StepTraceTime": step_times, **_analysed(profile, place)})
 
 
-def _file(tables: Mapping[str, Mapping[str, str]], rows: Mapping[str, Iterable[Row]]) -> bytes:
+def _file(tables: Mapping[str, Mapping[str, str]], rows: Mapping[str, Iterable[TableRow]]) -> bytes:
     with closing(sqlite3.connect(":memory:")) as db:
         for name, columns in tables.items():
             db.execute(f"CREATE TABLE {name} ({', '.join(map(' '.join, columns.items()))})")
@@ -138,14 +138,14 @@ def _file(tables: Mapping[str, Mapping[str, str]], rows: Mapping[str, Iterable[R
 class _Content:
     """The rows of a profile."""
 
-    def __init__(self, profile: Profile, place: Place) -> None:
+    def __init__(self, profile: Profile, place: ProfileOrigin) -> None:
         self._profile, self._place = profile, place
         self._strings: dict[str, int] = {}
         launched = ((id(k), o) for o in profile.operators for k in o.kernels)
         self._launchers: dict[int, HostCall] = dict(launched)
         self._numbers = {id(o): n for n, o in enumerate(profile.operators, 1)}
 
-    def rows(self, metadata: Mapping[str, Any]) -> dict[str, Iterable[Row]]:
+    def rows(self, metadata: Mapping[str, Any]) -> dict[str, Iterable[TableRow]]:
         profile = self._profile
         devices = sorted({k.device for k in profile.kernels} or {0})
         host = socket.gethostname()
@@ -168,13 +168,14 @@ class _Content:
             "COMMUNICATION_OP": [self._talk(n, op) for n, op in enumerate(talks)],
             "MEMORY_RECORD": [
                 (self._id(who), self._ns(m.time), *_totals(m), m.stream, m.device)
-                for m in profile.memory for who in COMPONENTS
+                for m in profile.memory
+                for who in COMPONENTS
             ],
             "OP_MEMORY": self._pieces(),
             "MSTX_EVENTS": self._marks(),
-        }  # fmt: skip
+        }
 
-    def strings(self) -> list[Row]:
+    def strings(self) -> list[TableRow]:
         """Numbers of all texts that were used."""
         return [(number, text) for text, number in self._strings.items()]
 
@@ -190,19 +191,26 @@ class _Content:
     def _thread(self, thread: int) -> int:
         return self._profile.process << 32 | thread
 
-    def _api(self, number: int, call: HostCall) -> Row:
+    def _api(self, number: int, call: HostCall) -> TableRow:
         begin, end = self._span(call)
         dims = call.args.get("Input Dims", ())
         shapes = ";".join(",".join(map(str, d or ())) for d in dims)
         types = ";".join(map(str, call.args.get("Input type", ())))
         return (
-            str(begin), str(end), self._thread(call.thread), number if call.kernels else None,
-            self._id(call.name), call.args.get("Sequence number", -1),
-            call.args.get("Fwd thread id", 0), self._id(types), self._id(shapes),
-            number if call.stack else None, _OP,
-        )  # fmt: skip
+            str(begin),
+            str(end),
+            self._thread(call.thread),
+            number if call.kernels else None,
+            self._id(call.name),
+            call.args.get("Sequence number", -1),
+            call.args.get("Fwd thread id", 0),
+            self._id(types),
+            self._id(shapes),
+            number if call.stack else None,
+            _OP,
+        )
 
-    def _chain(self, number: int, call: HostCall) -> Iterator[Row]:
+    def _chain(self, number: int, call: HostCall) -> Iterator[TableRow]:
         for depth, function in enumerate(call.stack):
             yield number, self._id(function), depth
 
@@ -210,47 +218,72 @@ class _Content:
         launcher = self._launchers.get(id(kernel))
         return _NOTHING if launcher is None else self._numbers[id(launcher)]
 
-    def _launch(self, kernel: KernelSlice) -> Row:
+    def _launch(self, kernel: KernelSlice) -> TableRow:
         """The moment at which the host began a kernel."""
         begin, thread = self._ns(kernel.begin), self._thread(kernel.caller)
         return begin, begin, _NODE, thread, self._connection(kernel), self._id("launch")
 
-    def _task(self, number: int, kernel: KernelSlice) -> Row:
+    def _task(self, number: int, kernel: KernelSlice) -> TableRow:
         return (
-            *self._span(kernel), kernel.device, self._connection(kernel), number,
-            self._profile.process, self._id(kernel.work.core), _NOTHING, kernel.stream,
-            kernel.task, kernel.model,
-        )  # fmt: skip
+            *self._span(kernel),
+            kernel.device,
+            self._connection(kernel),
+            number,
+            self._profile.process,
+            self._id(kernel.work.core),
+            _NOTHING,
+            kernel.stream,
+            kernel.task,
+            kernel.model,
+        )
 
-    def _compute(self, number: int, kernel: KernelSlice) -> Row:
+    def _compute(self, number: int, kernel: KernelSlice) -> TableRow:
         work = kernel.work
         operands = [
             self._id(";".join(parts))
             for side in (work.inputs, work.outputs)
             for parts in (
-                ["ND"] * len(side), [kind for kind, _ in side],
+                ["ND"] * len(side),
+                [kind for kind, _ in side],
                 [",".join(map(str, dims)) for _, dims in side],
             )
-        ]  # fmt: skip
+        ]
         return (
-            self._id(kernel.name), number, kernel.threads, 0, self._id(work.core),
-            self._id(work.type), *operands, self._id(""), self._id(work.state), self._id("NO"),
+            self._id(kernel.name),
+            number,
+            kernel.threads,
+            0,
+            self._id(work.core),
+            self._id(work.type),
+            *operands,
+            self._id(""),
+            self._id(work.state),
+            self._id("NO"),
             round(kernel.wait * 1e3),
-        )  # fmt: skip
+        )
 
-    def _talk(self, number: int, op: communication.CommunicationOp) -> Row:
+    def _talk(self, number: int, op: communication.CommunicationOp) -> TableRow:
         kernel = op.kernel
         kind, dims = (kernel.work.inputs or [("", [])])[0]
         count = 1
         for size in dims:
             count *= max(size, 0)
         return (
-            self._id(op.name.partition("@")[0]), *self._span(kernel), self._connection(kernel),
-            self._id(op.group), number, 0, 0, self._id(kind), self._id(""), count,
-            self._id(op.type), kernel.device,
-        )  # fmt: skip
+            self._id(op.name.partition("@")[0]),
+            *self._span(kernel),
+            self._connection(kernel),
+            self._id(op.group),
+            number,
+            0,
+            0,
+            self._id(kind),
+            self._id(""),
+            count,
+            self._id(op.type),
+            kernel.device,
+        )
 
-    def _pieces(self) -> Iterator[Row]:
+    def _pieces(self) -> Iterator[TableRow]:
         for life in lives(self._profile):
             taken, end = life.taken, life.released
             name = "" if life.operator is None else life.operator.name
@@ -258,28 +291,44 @@ class _Content:
             release = None if end is None else self._ns(end.time)
             lasted = None if life.duration is None else round(life.duration * 1e3)
             yield (
-                self._id(name), taken.size, self._ns(taken.time), release, release, lasted, lasted,
-                *_totals(taken), *after, taken.stream, taken.device,
-            )  # fmt: skip
+                self._id(name),
+                taken.size,
+                self._ns(taken.time),
+                release,
+                release,
+                lasted,
+                lasted,
+                *_totals(taken),
+                *after,
+                taken.stream,
+                taken.device,
+            )
 
-    def _marks(self) -> Iterator[Row]:
+    def _marks(self) -> Iterator[TableRow]:
         for number, mark in enumerate(self._profile.marks):
             thread = self._thread(mark.thread)
             yield (
-                *self._span(mark), _RANGE, number, _NOTHING, self._id(mark.message), thread,
-                thread, self._id(mark.domain), _NOTHING,
-            )  # fmt: skip
+                *self._span(mark),
+                _RANGE,
+                number,
+                _NOTHING,
+                self._id(mark.message),
+                thread,
+                thread,
+                self._id(mark.domain),
+                _NOTHING,
+            )
 
 
 def _totals(moment: MemoryMoment) -> tuple[int, int, int]:
     return moment.allocated, moment.reserved, moment.allocated
 
 
-def _analysed(profile: Profile, place: Place) -> dict[str, list[Row]]:
+def _analysed(profile: Profile, place: ProfileOrigin) -> dict[str, list[TableRow]]:
     """Times, bandwidths and links of collectives."""
-    times: list[Row] = []
-    bandwidths: list[Row] = []
-    links: list[Row] = []
+    times: list[TableRow] = []
+    bandwidths: list[TableRow] = []
+    links: list[TableRow] = []
     for step, ops in communication.by_step(profile, place).items():
         for op in ops:
             name, speed = op.name.partition("@")[0], communication.rate(op.size, op.time)
@@ -293,5 +342,7 @@ def _analysed(profile: Profile, place: Place) -> dict[str, list[Row]]:
                 share = (part, op.time, communication.rate(part, op.time))
                 links.append((name, op.group, *ends, TRANSPORT, *share, *of, op.type))
     return {
-        "CommAnalyzerTime": times, "CommAnalyzerBandwidth": bandwidths, "CommAnalyzerMatrix": links,
-    }  # fmt: skip
+        "CommAnalyzerTime": times,
+        "CommAnalyzerBandwidth": bandwidths,
+        "CommAnalyzerMatrix": links,
+    }

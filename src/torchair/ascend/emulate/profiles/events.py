@@ -185,11 +185,15 @@ def read(trace: Mapping[str, Any]) -> Profile:
     }
     process = next((e["pid"] for kind in _OPERATORS for e in by_kind[kind]), 0)
     return Profile(
-        int(trace.get("baseTimeNanoseconds", 0)), process, kernels,
-        sorted(operators, key=lambda o: o.begin), sorted(steps, key=lambda s: s.begin),
-        [MarkedRange(e["name"], *_span(e), **e["args"]) for e in by_kind["mstx"]], lanes,
+        int(trace.get("baseTimeNanoseconds", 0)),
+        process,
+        kernels,
+        sorted(operators, key=lambda o: o.begin),
+        sorted(steps, key=lambda s: s.begin),
+        [MarkedRange(e["name"], *_span(e), **e["args"]) for e in by_kind["mstx"]],
+        lanes,
         moments_in(trace["traceEvents"]),
-    )  # fmt: skip
+    )
 
 
 def _span(event: Mapping[str, Any]) -> tuple[float, float]:

@@ -24,9 +24,14 @@ DEVICE_TYPE = 20
 """The number that torch has for devices of other makers; moments of the host have another one."""
 
 RECORD_COLUMNS = (
-    "Component", "Timestamp(us)", "Total Allocated(MB)", "Total Reserved(MB)",
-    "Total Active(MB)", "Stream Ptr", "Device Type",
-)  # fmt: skip
+    "Component",
+    "Timestamp(us)",
+    "Total Allocated(MB)",
+    "Total Reserved(MB)",
+    "Total Active(MB)",
+    "Stream Ptr",
+    "Device Type",
+)
 OPERATOR_COLUMNS = (
     "Name", "Size(KB)", "Allocation Time(us)", "Release Time(us)", "Active Release Time(us)",
     "Duration(us)", "Active Duration(us)", "Allocation Total Allocated(MB)",
@@ -50,10 +55,14 @@ class MemoryMoments:
         """A piece was taken, or given back if `size` is negative."""
         stream = STATE.here.streams.get(meter.device)
         about = {
-            "Device Type": DEVICE_TYPE, "Device Id": meter.device, "Addr": piece, "Bytes": size,
-            "Total Allocated": meter.allocated, "Total Reserved": meter.reserved,
+            "Device Type": DEVICE_TYPE,
+            "Device Id": meter.device,
+            "Addr": piece,
+            "Bytes": size,
+            "Total Allocated": meter.allocated,
+            "Total Reserved": meter.reserved,
             "Stream": 0 if stream is None else stream.stream_id,
-        }  # fmt: skip
+        }
         now, thread = time.perf_counter_ns(), get_native_id()
         event = {
             "ph": "i", "s": "t", "cat": "cpu_instant_event", "name": EVENT, "pid": 0,
@@ -162,11 +171,19 @@ def operator_memory(profile: Profile) -> list[list[Any]]:
         after = ["", "", ""] if released is None else _totals(released)
         rows.append(
             [
-                "" if life.operator is None else life.operator.name, f"{taken.size / _KB:g}",
-                profile.moment(taken.time), end, end, lasted, lasted, *_totals(taken), *after,
-                taken.stream, _device(taken),
+                "" if life.operator is None else life.operator.name,
+                f"{taken.size / _KB:g}",
+                profile.moment(taken.time),
+                end,
+                end,
+                lasted,
+                lasted,
+                *_totals(taken),
+                *after,
+                taken.stream,
+                _device(taken),
             ]
-        )  # fmt: skip
+        )
     return rows
 
 

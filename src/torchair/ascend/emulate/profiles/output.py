@@ -1,9 +1,9 @@
 """The folder of a profile: what was recorded, and the files that analysis makes of it.
 
-    {worker}_{time}_ascend_pt/
-        profiler_info.json, profiler_metadata.json
-        FRAMEWORK/trace.json       what was recorded
-        ASCEND_PROFILER_OUTPUT/    tables, trace_view.json and databases, made by `analyse`
+{worker}_{time}_ascend_pt/
+    profiler_info.json, profiler_metadata.json
+    FRAMEWORK/trace.json       what was recorded
+    ASCEND_PROFILER_OUTPUT/    tables, trace_view.json and databases, made by `analyse`
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchair.ascend.emulate.profiles.communication import (
-    Place,
+    ProfileOrigin,
     communication_json,
     communication_matrix_json,
 )
@@ -33,7 +33,7 @@ from torchair.ascend.emulate.profiles.events import (
     read,
 )
 from torchair.ascend.emulate.profiles.memory import memory_record, operator_memory
-from torchair.ascend.emulate.profiles.recording import Event, Operand
+from torchair.ascend.emulate.profiles.recording import OperandDescription, TraceEvent
 from torchair.store import atomic_write, csv_bytes
 
 SUFFIX = "_ascend_pt"
@@ -42,17 +42,22 @@ _OUTPUT = "ASCEND_PROFILER_OUTPUT"
 
 
 def save(
-    parent: str | os.PathLike[str], worker: str | None, trace: Mapping[str, Any],
-    info: Mapping[str, Any], metadata: Mapping[str, Any],
-) -> Path:  # fmt: skip
+    parent: str | os.PathLike[str],
+    worker: str | None,
+    trace: Mapping[str, Any],
+    info: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+) -> Path:
     """Write what was recorded into a new folder, which is returned."""
     name = worker or f"{socket.gethostname()}_{os.getpid()}"
     folder = Path(parent, f"{name}_{datetime.now().strftime('%Y%m%d%H%M%S%f')[:-3]}{SUFFIX}")
     rank = info.get("rank_id", -1)
     described = "profiler_info.json" if rank < 0 else f"profiler_info_{rank}.json"
     for path, content in (
-        (described, info), ("profiler_metadata.json", metadata), (_RECORDED, trace),
-    ):  # fmt: skip
+        (described, info),
+        ("profiler_metadata.json", metadata),
+        (_RECORDED, trace),
+    ):
         atomic_write(folder / path, json.dumps(content, default=_plain).encode())
     return folder
 
@@ -70,7 +75,7 @@ def write_output(folder: Path, export_type: str | Sequence[str] | None = None) -
     kinds = {chosen} if isinstance(chosen, str) else set(chosen or ["text"])
     if unknown := kinds - {"text", "db"}:
         raise ValueError(f"a profile is written as 'text' and 'db', not as {sorted(unknown)}")
-    place = Place(max(info.get("rank_id", -1), 0), info.get("world_size", 1))
+    place = ProfileOrigin(max(info.get("rank_id", -1), 0), info.get("world_size", 1))
     if "text" in kinds:
         _write_texts(profile, place, folder / _OUTPUT)
     if "db" in kinds:
@@ -88,8 +93,8 @@ def _loaded(path: Path) -> dict[str, Any]:
     return found
 
 
-def _write_texts(profile: Profile, place: Place, output: Path) -> None:
-    tables: list[Callable[[Profile], list[Row]]] = [operator_details]
+def _write_texts(profile: Profile, place: ProfileOrigin, output: Path) -> None:
+    tables: list[Callable[[Profile], list[CsvRow]]] = [operator_details]
     if profile.kernels:
         tables += [kernel_details, op_statistic, step_trace_time]
     if profile.memory:
@@ -125,7 +130,7 @@ def analyse(
 # ---- tables, with the columns of the original's files ----
 
 
-Row = list[Any]
+CsvRow = list[Any]
 Span = tuple[float, float]
 
 KERNEL_COLUMNS = (
@@ -135,49 +140,82 @@ KERNEL_COLUMNS = (
     "Output Shapes", "Output Data Types", "Output Formats",
 )  # fmt: skip
 OPERATOR_COLUMNS = (
-    "Name", "Input Shapes", "Call Stack", "Host Self Duration(us)", "Host Total Duration(us)",
-    "Device Self Duration(us)", "Device Total Duration(us)",
-    "Device Self Duration With AICore(us)", "Device Total Duration With AICore(us)",
-)  # fmt: skip
+    "Name",
+    "Input Shapes",
+    "Call Stack",
+    "Host Self Duration(us)",
+    "Host Total Duration(us)",
+    "Device Self Duration(us)",
+    "Device Total Duration(us)",
+    "Device Self Duration With AICore(us)",
+    "Device Total Duration With AICore(us)",
+)
 STEP_COLUMNS = (
-    "Device_id", "Step", "Computing", "Communication(Not Overlapped)", "Overlapped",
-    "Communication", "Free", "Stage", "Bubble",
-    "Communication(Not Overlapped and Exclude Receive)", "Preparing",
-)  # fmt: skip
+    "Device_id",
+    "Step",
+    "Computing",
+    "Communication(Not Overlapped)",
+    "Overlapped",
+    "Communication",
+    "Free",
+    "Stage",
+    "Bubble",
+    "Communication(Not Overlapped and Exclude Receive)",
+    "Preparing",
+)
 STATISTIC_COLUMNS = (
-    "Device_id", "OP Type", "Core Type", "Count", "Total Time(us)", "Min Time(us)",
-    "Avg Time(us)", "Max Time(us)", "Ratio(%)",
-)  # fmt: skip
+    "Device_id",
+    "OP Type",
+    "Core Type",
+    "Count",
+    "Total Time(us)",
+    "Min Time(us)",
+    "Avg Time(us)",
+    "Max Time(us)",
+    "Ratio(%)",
+)
 _NONE = "N/A"
 
 
-def kernel_details(profile: Profile) -> list[Row]:
+def kernel_details(profile: Profile) -> list[CsvRow]:
     """A row for each kernel, with the number of the step if there are steps."""
     steps = bool(profile.steps)
-    rows: list[Row] = [[*(["Step Id"] if steps else []), *KERNEL_COLUMNS]]
+    rows: list[CsvRow] = [[*(["Step Id"] if steps else []), *KERNEL_COLUMNS]]
     for k in profile.kernels:
         number = profile.step_of(k.begin, k.end)
         rows.append(
             [
                 *(["" if number is None else number] if steps else []),
-                k.device, k.model, k.task, k.stream, k.name, k.work.type,
-                _NONE if k.communicates else k.work.state, k.work.core, profile.moment(k.begin),
-                _us(k.duration), _us(k.wait), k.threads, _NONE, "NO",
-                *_operands(k.work.inputs), *_operands(k.work.outputs),
+                k.device,
+                k.model,
+                k.task,
+                k.stream,
+                k.name,
+                k.work.type,
+                _NONE if k.communicates else k.work.state,
+                k.work.core,
+                profile.moment(k.begin),
+                _us(k.duration),
+                _us(k.wait),
+                k.threads,
+                _NONE,
+                "NO",
+                *_operands(k.work.inputs),
+                *_operands(k.work.outputs),
             ]
-        )  # fmt: skip
+        )
     return rows
 
 
-def _operands(operands: Sequence[Operand]) -> list[str]:
+def _operands(operands: Sequence[OperandDescription]) -> list[str]:
     """Shapes, types and formats, a piece for each tensor."""
     shapes = ";".join(",".join(map(str, dims)) for _, dims in operands)
     return [shapes, ";".join(kind for kind, _ in operands), ";".join(["ND"] * len(operands))]
 
 
-def operator_details(profile: Profile) -> list[Row]:
+def operator_details(profile: Profile) -> list[CsvRow]:
     """A row for each operator of the host, in the order of time."""
-    rows: list[Row] = [list(OPERATOR_COLUMNS)]
+    rows: list[CsvRow] = [list(OPERATOR_COLUMNS)]
     for o in profile.operators:
         times = (o.own, o.total, o.device_own, o.device_total, o.products_own, o.products_total)
         shapes = ";".join(",".join(map(str, dims or ())) for dims in o.args.get("Input Dims", ()))
@@ -185,9 +223,9 @@ def operator_details(profile: Profile) -> list[Row]:
     return rows
 
 
-def step_trace_time(profile: Profile) -> list[Row]:
+def step_trace_time(profile: Profile) -> list[CsvRow]:
     """Where the time of each step went, for each device."""
-    rows: list[Row] = [list(STEP_COLUMNS)]
+    rows: list[CsvRow] = [list(STEP_COLUMNS)]
     devices = sorted({k.device for k in profile.kernels})
     for step in profile.spans:
         for device in devices:
@@ -210,10 +248,17 @@ def _parts(step: ProfileStep, kernels: Sequence[KernelSlice]) -> list[str]:
     return [
         _us(t)
         for t in (
-            length(computing), apart, both, length(talking), free, whole - bubble, bubble,
-            exclusive, first - step.begin,
+            length(computing),
+            apart,
+            both,
+            length(talking),
+            free,
+            whole - bubble,
+            bubble,
+            exclusive,
+            first - step.begin,
         )
-    ]  # fmt: skip
+    ]
 
 
 def spans_of(
@@ -240,13 +285,13 @@ def length(spans: Iterable[Span]) -> float:
     return sum(end - begin for begin, end in spans)
 
 
-def op_statistic(profile: Profile) -> list[Row]:
+def op_statistic(profile: Profile) -> list[CsvRow]:
     """Calls and times of each type of kernel, the longest first."""
     groups: dict[tuple[int, str, str], list[float]] = defaultdict(list)
     for k in profile.kernels:
         groups[k.device, k.work.type, k.work.core].append(k.duration)
     whole = sum(map(sum, groups.values()))
-    rows: list[Row] = [list(STATISTIC_COLUMNS)]
+    rows: list[CsvRow] = [list(STATISTIC_COLUMNS)]
     for (device, kind, core), times in sorted(groups.items(), key=lambda g: -sum(g[1])):
         total = sum(times)
         shown = map(_us, (total, min(times), total / len(times), max(times)))
@@ -268,7 +313,7 @@ _OVERLAPS = ("Computing", "Communication", "Communication(Not Overlapped)", "Fre
 _LABELS = {"Python": "CPU", "MSTX": "CPU"}
 
 
-def trace_view(profile: Profile) -> list[Event]:
+def trace_view(profile: Profile) -> list[TraceEvent]:
     """All events, names of layers and rows first."""
     return _View(profile).events()
 
@@ -279,11 +324,14 @@ class _View:
         self._layers: dict[int, tuple[int, int]] = {}  # by number: order of the layer, device
         self._rows: dict[tuple[int, int], str] = {}  # names of rows, by layer and thread
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[TraceEvent]:
         slices = [
-            *self._operators(), *self._steps(), *self._marks(), *self._kernels(),
+            *self._operators(),
+            *self._steps(),
+            *self._marks(),
+            *self._kernels(),
             *self._overlaps(),
-        ]  # fmt: skip
+        ]
         return [*self._names(), *slices]
 
     def _process(self, layer: str, device: int = 0) -> int:
@@ -294,14 +342,21 @@ class _View:
         self._layers[number] = (order, device)
         return number
 
-    def _slice(self, name: str, pid: int, tid: int, span: Span, args: Event, **more: Any) -> Event:
+    def _slice(
+        self, name: str, pid: int, tid: int, span: Span, args: TraceEvent, **more: Any
+    ) -> TraceEvent:
         return {
-            "ph": "X", "name": name, "pid": pid, "tid": tid,
-            "ts": self._profile.moment(span[0]), "dur": round(span[1] - span[0], 3), "args": args,
+            "ph": "X",
+            "name": name,
+            "pid": pid,
+            "tid": tid,
+            "ts": self._profile.moment(span[0]),
+            "dur": round(span[1] - span[0], 3),
+            "args": args,
             **more,
-        }  # fmt: skip
+        }
 
-    def _operators(self) -> Iterator[Event]:
+    def _operators(self) -> Iterator[TraceEvent]:
         host = self._process("Python")
         for o in self._profile.operators:
             self._rows.setdefault((host, o.thread), f"Thread {o.thread}")
@@ -309,14 +364,14 @@ class _View:
             for kernel in o.kernels:
                 yield from self._flow((host, o.thread, o.begin), kernel)
 
-    def _steps(self) -> Iterator[Event]:
+    def _steps(self) -> Iterator[TraceEvent]:
         host, thread = self._process("Python"), self._profile.process
         for step in self._profile.steps:
             self._rows.setdefault((host, thread), f"Thread {thread}")
             name = f"ProfilerStep#{step.number}"
             yield self._slice(name, host, thread, (step.begin, step.end), {}, cat="cpu_op")
 
-    def _kernels(self) -> Iterator[Event]:
+    def _kernels(self) -> Iterator[TraceEvent]:
         for k in self._profile.kernels:
             args = {
                 "Model Id": k.model, "Task Type": k.work.core, "Stream Id": k.stream,
@@ -335,17 +390,23 @@ class _View:
         self._rows.setdefault((pid, kernel.stream), f"Stream {kernel.stream} {called}".rstrip())
         return pid, kernel.stream
 
-    def _flow(self, start: tuple[int, int, float], kernel: KernelSlice) -> Iterator[Event]:
+    def _flow(self, start: tuple[int, int, float], kernel: KernelSlice) -> Iterator[TraceEvent]:
         """An arrow from the operator that launched a kernel."""
         number = self._profile.moment(kernel.begin).replace(".", "")
         ends = (("s", start), ("f", (*self._place(kernel), kernel.begin)))
         for phase, (pid, tid, time) in ends:
             yield {
-                "ph": phase, "bp": "e", "name": "torch_to_npu", "cat": "async_npu", "id": number,
-                "pid": pid, "tid": tid, "ts": self._profile.moment(time),
-            }  # fmt: skip
+                "ph": phase,
+                "bp": "e",
+                "name": "torch_to_npu",
+                "cat": "async_npu",
+                "id": number,
+                "pid": pid,
+                "tid": tid,
+                "ts": self._profile.moment(time),
+            }
 
-    def _marks(self) -> Iterator[Event]:
+    def _marks(self) -> Iterator[TraceEvent]:
         host = self._process("MSTX")
         domains = list(dict.fromkeys(m.domain for m in self._profile.marks))
         for m in self._profile.marks:
@@ -357,7 +418,7 @@ class _View:
                 self._rows.setdefault((pid, tid), f"mstx of stream {m.stream}")
                 yield self._slice(m.message, pid, tid, span, args, cat="mstx")
 
-    def _overlaps(self) -> Iterator[Event]:
+    def _overlaps(self) -> Iterator[TraceEvent]:
         """When a device computes, talks and does nothing."""
         for device in sorted({k.device for k in self._profile.kernels}):
             pid = self._process("Overlap Analysis", device)
@@ -372,15 +433,16 @@ class _View:
                 for span in spans:
                     yield self._slice(name, pid, row, span, {})
 
-    def _names(self) -> Iterator[Event]:
+    def _names(self) -> Iterator[TraceEvent]:
         for pid in dict.fromkeys(pid for pid, _ in self._rows):
             order, device = self._layers[pid]
             layer = _LAYERS[order]
             label = _LABELS.get(layer, f"NPU {device}")
             for name, args in (
-                ("process_name", {"name": layer}), ("process_labels", {"labels": label}),
+                ("process_name", {"name": layer}),
+                ("process_labels", {"labels": label}),
                 ("process_sort_index", {"sort_index": order}),
-            ):  # fmt: skip
+            ):
                 yield {"ph": "M", "name": name, "pid": pid, "tid": 0, "args": args}
         for (pid, tid), called in self._rows.items():
             shared = {"ph": "M", "pid": pid, "tid": tid}
@@ -388,10 +450,10 @@ class _View:
             yield {**shared, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
 
-def _details(operator: HostCall) -> Event:
+def _details(operator: HostCall) -> TraceEvent:
     """Arguments of an operator, under the original's names."""
     shown = ("Sequence number", "Fwd thread id", "Input Dims", "Input type")
-    details: Event = {"Sequence number": -1, "Fwd thread id": 0}
+    details: TraceEvent = {"Sequence number": -1, "Fwd thread id": 0}
     details |= {name: value for name, value in operator.args.items() if name in shown}
     if operator.stack:
         details["Call stack"] = ";\r\n".join(operator.stack)

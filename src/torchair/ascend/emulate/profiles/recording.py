@@ -26,10 +26,10 @@ from torchair.torch_private.dispatch import TorchDispatchMode
 Core = Literal["AI_CORE", "AI_VECTOR_CORE", "COMMUNICATION"]
 """The kind of core that such an operator is for: products, all others, talk between processes."""
 
-State = Literal["static", "dynamic"]
+SizeState = Literal["static", "dynamic"]
 """Whether sizes are fixed."""
 
-Operand = tuple[str, list[int]]
+OperandDescription = tuple[str, list[int]]
 """Name of the type, and dims: -1 where the graph has a symbol."""
 
 _PRODUCTS = frozenset(
@@ -45,10 +45,10 @@ class Work:
     type: str
     core: Core
     nodes: list[str] = field(default_factory=list)  # of the graph; none for an eager operator
-    inputs: list[Operand] = field(default_factory=list)
-    outputs: list[Operand] = field(default_factory=list)
+    inputs: list[OperandDescription] = field(default_factory=list)
+    outputs: list[OperandDescription] = field(default_factory=list)
     graph: str = ""
-    state: State = "dynamic"
+    state: SizeState = "dynamic"
     source: str = ""
     kernel: str = ""  # kind of step
     group: str = ""  # of processes that it talks to
@@ -61,12 +61,14 @@ def of_call(name: str, args: Any, kwargs: Any, result: Any) -> Work:
     if "c10d" in library:
         core = "COMMUNICATION"
     return Work(
-        base, core, inputs=[_operand(t) for t in tensors_in([*args, *kwargs.values()])],
+        base,
+        core,
+        inputs=[_operand(t) for t in tensors_in([*args, *kwargs.values()])],
         outputs=[_operand(t) for t in tensors_in(result)],
-    )  # fmt: skip
+    )
 
 
-def _operand(tensor: torch.Tensor) -> Operand:
+def _operand(tensor: torch.Tensor) -> OperandDescription:
     from torchair.ge.dtypes import dtype_name, torch_to_ge
 
     try:
@@ -96,10 +98,17 @@ def of_step(graph: str, step: Any) -> Work:
     fixed = all(s is not None and all(isinstance(d, int) for d in s) for s in dims)
     origin = step.node.origin
     return Work(
-        "+".join(n.type for n in nodes), core, [n.name for n in nodes],
-        [_value(v) for v in read], [_value(v) for v in made], graph,
-        "static" if fixed else "dynamic", origin.line if origin else "", step.kind, _group(nodes),
-    )  # fmt: skip
+        "+".join(n.type for n in nodes),
+        core,
+        [n.name for n in nodes],
+        [_value(v) for v in read],
+        [_value(v) for v in made],
+        graph,
+        "static" if fixed else "dynamic",
+        origin.line if origin else "",
+        step.kind,
+        _group(nodes),
+    )
 
 
 def _group(nodes: Sequence[Any]) -> str:
@@ -108,7 +117,7 @@ def _group(nodes: Sequence[Any]) -> str:
     return str(next(named, ""))
 
 
-def _value(value: Any) -> Operand:
+def _value(value: Any) -> OperandDescription:
     from torchair.ge.dtypes import dtype_name
     from torchair.ge.shapes import on_wire
 
@@ -121,16 +130,22 @@ def _value(value: Any) -> Operand:
 _clock = time.perf_counter_ns
 # Operators that only take memory.
 _MEMORY = frozenset(
-    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
-     "aten::resize_", "aten::set_"}
-)  # fmt: skip
+    {
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::resize_",
+        "aten::set_",
+    }
+)
 
 
 class Rows:
     """Slices of work, one row for each stream."""
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._events: list[TraceEvent] = []
         self._rows: dict[int, dict[str, int]] = {}  # of each device: numbers of its lanes
         self._lock = Lock()
 
@@ -148,20 +163,32 @@ class Rows:
         return result
 
     def add(
-        self, name: str, device: int, lane: str, begin: int, end: int, work: Event, caller: int
+        self, name: str, device: int, lane: str, begin: int, end: int, work: TraceEvent, caller: int
     ) -> None:
         """One slice, for which the thread `caller` waited; `work` are the fields of a `Work`."""
         with self._lock:
             lanes = self._rows.setdefault(device, {"": 0})
             row = lanes.setdefault(lane, len(lanes))
             where = {
-                "device": device, "stream": row, "caller": caller, "thread": get_native_id(),
-                "threads": torch.get_num_threads(), **work,
-            }  # fmt: skip
+                "device": device,
+                "stream": row,
+                "caller": caller,
+                "thread": get_native_id(),
+                "threads": torch.get_num_threads(),
+                **work,
+            }
             self._events.append(
-                {"ph": "X", "cat": "kernel", "name": name, "pid": device, "tid": row,
-                 "ts": begin / 1e3, "dur": (end - begin) / 1e3, "args": where}
-            )  # fmt: skip
+                {
+                    "ph": "X",
+                    "cat": "kernel",
+                    "name": name,
+                    "pid": device,
+                    "tid": row,
+                    "ts": begin / 1e3,
+                    "dur": (end - begin) / 1e3,
+                    "args": where,
+                }
+            )
 
     def operators(self) -> AbstractContextManager[Any]:
         """A block whose operators on tensors of the host are kernels of the device."""
@@ -169,15 +196,15 @@ class Rows:
 
     def watch(self, graph: str, device: int) -> Callable[[Any], Any]:
         """Someone who looks on while programs of a graph run."""
-        return lambda plan: _Onlooker(self, graph, device, plan)
+        return lambda plan: _StepObserver(self, graph, device, plan)
 
-    def events(self, shift: float) -> list[Event]:
+    def events(self, shift: float) -> list[TraceEvent]:
         """Everything as events of a Chrome trace, with `shift` microseconds added to times."""
         with self._lock:
             return [*self._names(), *({**e, "ts": e["ts"] + shift} for e in self._events)]
 
-    def _names(self) -> list[Event]:
-        names: list[Event] = []
+    def _names(self) -> list[TraceEvent]:
+        names: list[TraceEvent] = []
         for device, lanes in self._rows.items():
             title = {"name": f"{DEVICE_TYPE}:{device} (emulated)"}
             labels = {"labels": f"{DEVICE_TYPE.upper()} {device}"}
@@ -202,7 +229,7 @@ class _Operators(TorchDispatchMode):
         return self._rows.timed(name, func, args, kwargs or {})
 
 
-class _Onlooker:
+class _StepObserver:
     """Notes when each step of a program runs, and on which lane."""
 
     alone = True
@@ -235,7 +262,7 @@ class _Onlooker:
 # ---- `torch_npu.npu.mstx`: moments and ranges that a script names ----
 
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT = "default"
 
@@ -246,8 +273,8 @@ class Marks:
     def __init__(self, include: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> None:
         """Without `include` all domains count but those of `exclude`."""
         self._include, self._exclude = include, exclude
-        self._events: list[Event] = []
-        self._open: dict[int, Event] = {}
+        self._events: list[TraceEvent] = []
+        self._open: dict[int, TraceEvent] = {}
         self._numbers = itertools.count(1)
         self._lock = Lock()
 
@@ -258,8 +285,11 @@ class Marks:
             return 0
         place = (None, None) if stream is None else (stream.device_index, stream.stream_id)
         args = {
-            "domain": domain, "thread": get_native_id(), "device": place[0], "stream": place[1],
-        }  # fmt: skip
+            "domain": domain,
+            "thread": get_native_id(),
+            "device": place[0],
+            "stream": place[1],
+        }
         event = {
             "ph": "X", "cat": "mstx", "name": message, "pid": "mstx", "tid": domain, "args": args,
             "ts": time.perf_counter_ns(), "dur": 0,
@@ -278,7 +308,7 @@ class Marks:
                 event["dur"] = now - event["ts"]
                 self._events.append(event)
 
-    def events(self, shift: float) -> list[Event]:
+    def events(self, shift: float) -> list[TraceEvent]:
         """Everything as events of a Chrome trace, with `shift` microseconds added to times."""
         with self._lock:
             return [{**e, "ts": e["ts"] / 1e3 + shift, "dur": e["dur"] / 1e3} for e in self._events]

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 from torchair.codegen.cpu.attention import parts
 from torchair.codegen.cpu.attention.form import FEW_ROWS, Areas, AttentionText, dots_bf16, round_up
-from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.requests import Attention
+from torchair.codegen.sizes import BYTES, Element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
 
 _KEYS = 256  # a multiple of all vector widths; their scores are kept until all are known
@@ -84,8 +84,8 @@ class Decode(AttentionText):
 
     def _block_at(self, area: str, row: str, block: str) -> str:
         """The address of what is kept of a block of keys for one row."""
-        way = self.w.add(self.w.mul(row, _KEYS), self.w.mul(block, self.w.lanes))
-        return self.w.offset(self._area(area), "float", way)
+        config = self.w.add(self.w.mul(row, _KEYS), self.w.mul(block, self.w.lanes))
+        return self.w.offset(self._area(area), "float", config)
 
     def _output_at(self, row: str) -> str:
         return self.w.offset(self._area("outputs"), "float", self.w.mul(row, self.wide))
@@ -119,9 +119,9 @@ class Decode(AttentionText):
         """Widen the mask of a block for one row; which keys it shows."""
         w, spec, strides = self.w, self.spec, self.sizes.mask
         assert spec.mask is not None
-        way = self._row(strides, w.add(self.first, row))
-        way = w.mul(w.add(way, w.mul(start, strides[3])), str(BYTES[spec.mask]))
-        at = w.offset(w.pointer(3), "i8", way)
+        config = self._row(strides, w.add(self.first, row))
+        config = w.mul(w.add(config, w.mul(start, strides[3])), str(BYTES[spec.mask]))
+        at = w.offset(w.pointer(3), "i8", config)
         mask = parts.read_up_to(w, spec.mask, at, strides[3], w.sub(self.limit, start))
         parts.store(w, mask, self._block_at("mask", row, number))
         return w(f"fcmp une {self.vt} {mask}, {parts.LOWEST}")

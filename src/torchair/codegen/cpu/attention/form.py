@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass
 
 from torchair.codegen.cpu.attention import parts
-from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Attention
-from torchair.codegen.target import AS_EVER, Way
-from torchair.codegen.text.writer import Index, KernelWriter, Machine, Writer, f32
+from torchair.codegen.sizes import BYTES
+from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig
+from torchair.codegen.text.writer import IndexText, KernelWriter, Machine, Writer, f32
 
 FEW_ROWS = 8
 """Up to so many query rows of a key head, the decode form is the faster one."""
@@ -99,21 +99,23 @@ class PrefillPlan:
         return self.vectors * self.lanes
 
 
-def plan(spec: Attention, machine: Machine, way: Way = AS_EVER) -> PrefillPlan:
+def plan(spec: Attention, machine: Machine, config: KernelConfig = DEFAULT_CONFIG) -> PrefillPlan:
     """The blocks for a spec: as many queries as registers allow, unless fewer waste less."""
     vectors = most = 4 if machine.registers >= 32 else 3
     if spec.rows:
         lines = -(-spec.rows // machine.lanes)
         vectors = min(range(most, 0, -1), key=lambda n: round_up(lines, n) * _COST[n])
-    vectors, keys = way.number("queries", vectors), way.number("keys", _KEYS)
+    vectors, keys = config.integer("queries", vectors), config.integer("keys", _KEYS)
     pairs = dots_bf16(spec, machine)
     copies = spec.dtype != "f32" and not pairs
     return PrefillPlan(vectors, 8 if vectors == 1 else 4, keys, machine.lanes, pairs, copies)
 
 
-def prefill_areas(spec: Attention, machine: Machine, way: Way = AS_EVER) -> Areas:
+def prefill_areas(
+    spec: Attention, machine: Machine, config: KernelConfig = DEFAULT_CONFIG
+) -> Areas:
     """The work memory of prefill."""
-    p, areas = plan(spec, machine, way), Areas()
+    p, areas = plan(spec, machine, config), Areas()
     line, steps = p.block * 4, spec.width // 2 if p.pairs else spec.width
     deep, wide = round_up(steps, p.lanes), round_up(spec.value_width, p.lanes)
     areas.add("queries", deep * line)
@@ -147,20 +149,20 @@ def multiplier(w: KernelWriter, p: PrefillPlan) -> None:
     arguments = "ptr %a, i64 %a_row, i64 %a_step, ptr %b, i64 %count, i64 %rows, ptr %to"
     with w.function("multiply", arguments) as h:
         vt, last = h.vector("float"), h.sub("%rows", 1)
-        ways = [h.mul(h.least(i, last), "%a_row") for i in range(p.rows)]
-        rows = [h.offset("%a", "i8", way) for way in ways]
+        configs = [h.mul(h.least(i, last), "%a_row") for i in range(p.rows)]
+        rows = [h.offset("%a", "i8", config) for config in configs]
         places = [h.offset("%to", "float", n * p.lanes) for n in range(p.rows * p.vectors)]
         first = [parts.load(h, place) for place in places]
         carried = [("i64", "0"), ("ptr", "%b"), *((vt, x) for x in first)]
         with h.loop("0", "%count", carried=carried) as loop:
-            way, b, *total = loop.carried
+            config, b, *total = loop.carried
             right = [parts.load(h, h.offset(b, "float", v * p.lanes)) for v in range(p.vectors)]
             after = []
             for i, row in enumerate(rows):
-                left = _repeated(h, p, h.offset(row, "i8", way))
+                left = _repeated(h, p, h.offset(row, "i8", config))
                 mine = total[i * p.vectors : (i + 1) * p.vectors]
                 after += [_add_product(h, p, left, x, y) for x, y in zip(right, mine, strict=True)]
-            loop.next = [h.add(way, "%a_step"), h.offset(b, "float", p.block), *after]
+            loop.next = [h.add(config, "%a_step"), h.offset(b, "float", p.block), *after]
         for place, x in zip(places, loop.results[2:], strict=True):
             parts.store(h, x, place)
 
@@ -200,26 +202,26 @@ class AttentionText:
     def _area(self, name: str) -> str:
         return self.areas.at(self.w, name, self._per_thread)
 
-    def _clear(self, name: str, bytes_: Index) -> None:
+    def _clear(self, name: str, bytes_: IndexText) -> None:
         self.w.clear(self._area(name), bytes_)
 
     def _row(self, strides: tuple[str, ...], row: str) -> str:
         """The offset of a query row in a tensor whose strides are given."""
         w, group = self.w, self.sizes.group
         head = w.add(w.mul(self.head, group), w.rem(row, group))
-        way = w.add(w.mul(self.batch, strides[0]), w.mul(head, strides[1]))
-        return w.add(way, w.mul(w.div(row, group), strides[2]))
+        config = w.add(w.mul(self.batch, strides[0]), w.mul(head, strides[1]))
+        return w.add(config, w.mul(w.div(row, group), strides[2]))
 
     def _row_at(self, word: int, strides: tuple[str, ...], row: str) -> str:
-        way = self.w.mul(self._row(strides, row), BYTES[self.spec.dtype])
-        return self.w.offset(self.w.pointer(word), "i8", way)
+        config = self.w.mul(self._row(strides, row), BYTES[self.spec.dtype])
+        return self.w.offset(self.w.pointer(word), "i8", config)
 
     def _head_at(self, word: int, strides: tuple[str, ...], position: str) -> str:
         """The address of a position of the key head in the keys or values."""
         w = self.w
-        way = w.add(w.mul(self.batch, strides[0]), w.mul(self.head, strides[1]))
-        way = w.add(way, w.mul(position, strides[2]))
-        return w.offset(w.pointer(word), "i8", w.mul(way, BYTES[self.spec.dtype]))
+        config = w.add(w.mul(self.batch, strides[0]), w.mul(self.head, strides[1]))
+        config = w.add(config, w.mul(position, strides[2]))
+        return w.offset(w.pointer(word), "i8", w.mul(config, BYTES[self.spec.dtype]))
 
     def _bytes(self, elements: str) -> str:
         return self.w.mul(elements, BYTES[self.spec.dtype])

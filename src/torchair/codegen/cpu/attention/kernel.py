@@ -17,9 +17,9 @@ from torchair.codegen.cpu.attention.form import (
     prefill_areas,
     round_up,
 )
-from torchair.codegen.numbers import BYTES
 from torchair.codegen.requests import Attention
-from torchair.codegen.target import AS_EVER, Choices, Generated, Way
+from torchair.codegen.sizes import BYTES
+from torchair.codegen.target import DEFAULT_CONFIG, Choices, Generated, KernelConfig
 from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, f32
 
@@ -37,10 +37,14 @@ class Prefill(AttentionText):
     """
 
     def __init__(
-        self, w: KernelWriter, spec: Attention, per_thread: int, way: Way = AS_EVER
+        self,
+        w: KernelWriter,
+        spec: Attention,
+        per_thread: int,
+        config: KernelConfig = DEFAULT_CONFIG,
     ) -> None:
-        super().__init__(w, spec, prefill_areas(spec, w.machine, way), per_thread)
-        self.plan = plan(spec, w.machine, way)
+        super().__init__(w, spec, prefill_areas(spec, w.machine, config), per_thread)
+        self.plan = plan(spec, w.machine, config)
         steps = spec.width // 2 if self.plan.pairs else spec.width
         self.steps, self.deep = steps, round_up(steps, w.lanes)
         self.wide = round_up(spec.value_width, w.lanes)
@@ -87,13 +91,13 @@ class Prefill(AttentionText):
 
     def _vector(self, name: str, row: str) -> str:
         """The address of a row of the current group of queries, one vector, in an area."""
-        way = self.w.add(self.w.mul(row, self.plan.block), self.group)
-        return self.w.offset(self._area(name), "float", way)
+        config = self.w.add(self.w.mul(row, self.plan.block), self.group)
+        return self.w.offset(self._area(name), "float", config)
 
     def _block(self, name: str, row: str) -> str:
         """The address of a row of all queries of the block in an area."""
-        way = self.w.mul(row, self.plan.block)
-        return self.w.offset(self._area(name), "float", way)
+        config = self.w.mul(row, self.plan.block)
+        return self.w.offset(self._area(name), "float", config)
 
     def _load(self, name: str, row: str) -> str:
         return parts.load(self.w, self._vector(name, row))
@@ -328,8 +332,8 @@ class Prefill(AttentionText):
             to = w.offset(self._area("values"), "float", place)
 
             def pair(c: str, valid: int) -> None:
-                way = w.mul(w.mul(c, stride), 2)
-                places = (w.offset(x, "i8", way) for x in (one, two))
+                config = w.mul(w.mul(c, stride), 2)
+                places = (w.offset(x, "i8", config) for x in (one, two))
                 halves = (parts.read(w, "bf16", at, stride, valid) for at in places)
                 low, high = (wide(w, "i16", x).to("i32", signed=False) for x in halves)
                 high = high << 16
@@ -378,22 +382,25 @@ KEYS = ("64", "32", "128", "256")
 
 
 def attention(
-    spec: Attention, machine: Machine, label: str = "attention", way: Way = AS_EVER
+    spec: Attention,
+    machine: Machine,
+    label: str = "attention",
+    config: KernelConfig = DEFAULT_CONFIG,
 ) -> Generated:
     """The kernel of a spec. There is a form for few queries and one for many; if the number of
     queries is given at run time, the kernel has both."""
     w = KernelWriter(machine)
     few, many = _forms(spec)
-    if form := way.word("form"):
+    if form := config.choice("form"):
         few, many = form == "decode", form == "prefill"
     decode = decode_areas(spec, machine).bytes if few else 0
-    per_thread = max(decode, prefill_areas(spec, machine, way).bytes if many else 0)
+    per_thread = max(decode, prefill_areas(spec, machine, config).bytes if many else 0)
     if few and many:
         _both(w, spec, per_thread)
     elif few:
         Decode(w, spec, per_thread).write()
     else:
-        Prefill(w, spec, per_thread, way).write()
+        Prefill(w, spec, per_thread, config).write()
     return Generated(w.kernel(label), per_thread)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from torchair.codegen.cpu.matmul.tile import fold, shuffle, transpose
-from torchair.codegen.numbers import BYTES, Element
+from torchair.codegen.sizes import BYTES, Element
 from torchair.codegen.text import memory, writer
 from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.writer import KernelWriter, Writer, f32, lane_numbers
@@ -24,13 +24,13 @@ def either(
     """The value of `yes` if the condition holds, else of `no`; only that one is computed."""
     n = w.name("E")
     w.do(f"br i1 {condition}, label %{n}.yes, label %{n}.no")
-    ways = []
-    for label, way in (("yes", yes), ("no", no)):
+    configs = []
+    for label, config in (("yes", yes), ("no", no)):
         w.label(f"{n}.{label}")
-        ways.append(f"[ {way()}, %{w.block} ]")
+        configs.append(f"[ {config()}, %{w.block} ]")
         w.do(f"br label %{n}.done")
     w.label(f"{n}.done")
-    return w(f"phi {kind} {', '.join(ways)}")
+    return w(f"phi {kind} {', '.join(configs)}")
 
 
 def any_lane(w: Writer, flags: str) -> str:

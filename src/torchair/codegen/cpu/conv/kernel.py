@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from torchair.codegen.cpu.conv import winograd
-from torchair.codegen.cpu.conv.plan import ConvPlan, ConvTile, Store, plan, tile
+from torchair.codegen.cpu.conv.plan import ConvPlan, ConvTile, StoreConv, plan, tile
 from torchair.codegen.cpu.conv.winograd import Patches
 from torchair.codegen.cpu.jit import empty
 from torchair.codegen.loops import Nest
-from torchair.codegen.numbers import BYTES, STORAGE, Size
 from torchair.codegen.requests import Conv, Convolution
-from torchair.codegen.target import AS_EVER, Choices, Generated, Way
+from torchair.codegen.sizes import BYTES, STORAGE, Size
+from torchair.codegen.target import DEFAULT_CONFIG, Choices, Generated, KernelConfig
 from torchair.codegen.text.memory import arrived, memory_element
 from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter, Machine, shaped
@@ -165,7 +165,7 @@ class _Blocks:
     """The entry function: this thread's share of (block, panel, row of tiles), in this order, so
     that a window is copied once and the weights of a panel stay in cache for a block."""
 
-    def __init__(self, w: KernelWriter, cut: ConvPlan, store: Store) -> None:
+    def __init__(self, w: KernelWriter, cut: ConvPlan, store: StoreConv) -> None:
         self.w, self.cut, self.spec, self.store = w, cut, cut.spec, store
         top, bottom, left, right = self.spec.padding
         self.high = self.results(0, self.spec.height, top + bottom)
@@ -332,18 +332,22 @@ class PackFilter:
 
 
 def convolution(
-    request: Convolution, machine: Machine, label: str, way: Way = AS_EVER
+    request: Convolution, machine: Machine, label: str, config: KernelConfig = DEFAULT_CONFIG
 ) -> Generated:
     """The kernel of a convolution with its epilogue."""
-    return conv(request.conv, machine, _epilogue(request.epilogue), label, way)
+    return conv(request.conv, machine, _epilogue(request.epilogue), label, config)
 
 
 def conv(
-    spec: Conv, machine: Machine, store: Store, label: str = "conv", way: Way = AS_EVER
+    spec: Conv,
+    machine: Machine,
+    store: StoreConv,
+    label: str = "conv",
+    config: KernelConfig = DEFAULT_CONFIG,
 ) -> Generated:
     """The kernel of a convolution; `store` is called wherever a vector of results is finished."""
     w = KernelWriter(machine)
-    cut = winograd.patches(spec, machine, way) or plan(spec, machine, way)
+    cut = winograd.patches(spec, machine, config) or plan(spec, machine, config)
     if isinstance(cut, Patches):
         winograd.PatchBlocks(w, cut, store).write()
     else:
@@ -351,7 +355,7 @@ def conv(
     return Generated(w.kernel(label), cut.scratch, {WEIGHTS: PackFilter(cut)})
 
 
-def _epilogue(nest: Nest) -> Store:
+def _epilogue(nest: Nest) -> StoreConv:
     def store(
         w: KernelWriter, at: tuple[str, str, str, str], vector: str, mask: str | None
     ) -> None:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from torchair.codegen.numbers import BYTES, Element, Word
 from torchair.codegen.requests import Conv
-from torchair.codegen.target import AS_EVER, Way
+from torchair.codegen.sizes import BYTES, Element, Word
+from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer, prefix_mask
 
 # ---- results ----
 
 
-Store = Callable[[KernelWriter, tuple[str, str, str, str], str, str | None], None]
+StoreConv = Callable[[KernelWriter, tuple[str, str, str, str], str, str | None], None]
 """What is done with results: `store(w, (n, c, h, w), vector, mask)` is called for each finished
 vector, float32 along the channels from `c` on. It applies the epilogue and writes memory. The mask
 says which lanes count; None if all do."""
@@ -43,7 +43,14 @@ class Panels:
         return self.groups * self.of_group
 
     def hand_out(
-        self, w: KernelWriter, store: Store, panel: str, sums: str, n: str, row: str, column: str
+        self,
+        w: KernelWriter,
+        store: StoreConv,
+        panel: str,
+        sums: str,
+        n: str,
+        row: str,
+        column: str,
     ) -> None:
         """Gives the results of a panel at one pixel, which lie at `sums`, to `store`. The last
         panel of a group may be short."""
@@ -216,13 +223,13 @@ def merge(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def plan(spec: Conv, machine: Machine, way: Way = AS_EVER) -> ConvPlan:
+def plan(spec: Conv, machine: Machine, config: KernelConfig = DEFAULT_CONFIG) -> ConvPlan:
     """The cut of a convolution for a processor."""
     kind = _kind(spec, machine)
     planar = kind == "dense" and spec.x[3] == 1 and spec.x[1] != 1
     vectors = 1 if kind == "depthwise" or spec.group_out <= machine.lanes else 2
     widest = min(MOST_COLUMNS, (machine.registers - vectors - 1) // vectors)
-    if chosen := way.word("tile"):
+    if chosen := config.choice("tile"):
         vectors, widest = map(int, chosen.split("x"))
     if kind == "depthwise":  # its inputs are vectors too
         widest = machine.registers // 4
@@ -236,7 +243,7 @@ def plan(spec: Conv, machine: Machine, way: Way = AS_EVER) -> ConvPlan:
     tile_rows = 1 if dilated or 2 * wide >= widest else min(widest // wide, high)
     columns = -(-wide // -(-wide // widest))
     row_bytes = wide * spec.stride[1] * spec.stride[0] * pitch * BYTES[cut.element]
-    most = way.number("window", WINDOW_BYTES)
+    most = config.integer("window", WINDOW_BYTES)
     rows = 1 if dilated else _rows(spec, high, tile_rows, row_bytes, most)
     return replace(cut, columns=columns, tile_rows=tile_rows, rows=rows, columns_of_block=wide)
 
@@ -318,14 +325,14 @@ def tile(w: KernelWriter, shape: ConvTile) -> str:
     if shape.turns:
         arguments += ", i64 %first, i64 %last"
     with w.function(name, arguments) as t:
-        body = _Sums(t, shape)
+        body = _ConvSums(t, shape)
         for i, value in enumerate(body.sums()):
             at = t.offset("%sums", "float", i * t.lanes)
             t.do(f"store {body.vector} {value}, ptr {at}, align {4 * t.lanes}")
     return name
 
 
-class _Sums:
+class _ConvSums:
     """The text of one tile."""
 
     def __init__(self, w: Writer, shape: ConvTile) -> None:

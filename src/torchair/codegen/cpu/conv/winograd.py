@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.conv.plan import Conv, ConvTile, Panels, Store, plan, tile
-from torchair.codegen.numbers import BYTES, STORAGE, Size
-from torchair.codegen.target import AS_EVER, Way
+from torchair.codegen.cpu.conv.plan import Conv, ConvTile, Panels, StoreConv, plan, tile
+from torchair.codegen.sizes import BYTES, STORAGE, Size
+from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig
 from torchair.codegen.text.memory import load_vector, memory_element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, f32
 
@@ -87,9 +87,9 @@ METHODS = {"direct": 0, "patches2": 2, "patches4": 4}
 """Ways to convolve, and the patches that they need."""
 
 
-def patches(spec: Conv, machine: Machine, way: Way = AS_EVER) -> Patches | None:
+def patches(spec: Conv, machine: Machine, config: KernelConfig = DEFAULT_CONFIG) -> Patches | None:
     """The cut of a convolution, or None if it should be a direct sum."""
-    chosen = METHODS.get(way.word("method"))
+    chosen = METHODS.get(config.choice("method"))
     m = _side(spec, machine) if chosen is None else chosen
     if not m:
         return None
@@ -100,12 +100,12 @@ def patches(spec: Conv, machine: Machine, way: Way = AS_EVER) -> Patches | None:
         return Patches(spec, m, vectors, machine.lanes, most, 2)
     if total <= machine.registers - 4:  # one pass over the weights, of which there are many
         vectors, most = 1, machine.registers - 4
-    if tile := way.word("tile"):
+    if tile := config.choice("tile"):
         vectors, most = map(int, tile.split("x"))
     group = _ceil(total, _ceil(total, most))
     each = 4 * (m + 2) ** 2 * group * (spec.channels + 16)
-    blocks = _ceil(total, group * max(1, way.number("window", PATCH_BYTES) // each))
-    groups, ahead = _ceil(total, group * blocks), way.number("ahead", AHEAD)
+    blocks = _ceil(total, group * max(1, config.integer("window", PATCH_BYTES) // each))
+    groups, ahead = _ceil(total, group * blocks), config.integer("ahead", AHEAD)
     return Patches(spec, m, vectors, machine.lanes, group, groups, ahead)
 
 
@@ -175,7 +175,7 @@ def pack_patches(weight: torch.Tensor, cut: Patches) -> torch.Tensor:
 class PatchBlocks:
     """Writes the entry function: this thread's share of (block of patches, panel)."""
 
-    def __init__(self, w: KernelWriter, cut: Patches, store: Store) -> None:
+    def __init__(self, w: KernelWriter, cut: Patches, store: StoreConv) -> None:
         self.w, self.cut, self.spec, self.store = w, cut, cut.spec, store
         pixels = tuple(k * cut.pitch for k in range(cut.group))
         steps = ((cut.spec.channels, 1),)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchair.codegen.cpu.matmul.tile import Code, Numbers, Tile, inside
-from torchair.codegen.numbers import Size, Word
+from torchair.codegen.cpu.matmul.tile import Arithmetic, KernelFunction, Tile, inside
 from torchair.codegen.requests import MatMul
+from torchair.codegen.sizes import Size, Word
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer
 
 ROWS = 16
@@ -42,7 +42,7 @@ def suits(spec: MatMul, machine: Machine) -> bool:
 
 def takes_all(spec: MatMul) -> bool:
     """Whether few rows are multiplied in tiles too: sums of bytes that vector instructions make are
-    shifted (see digits.py), and other sums have another order."""
+    shifted (see split_int.py), and other sums have another order."""
     return spec.dtype == "i8" or spec.batch_invariant
 
 
@@ -65,7 +65,7 @@ def tallest(m: Size) -> int:
 
 
 @dataclass(frozen=True)
-class AmxCode(Code):
+class AmxCode(KernelFunction):
     """One function that adds the products of `k` columns of A and rows of a panel to a tile of
     sums; its arguments are those of `TileCode`."""
 
@@ -73,7 +73,7 @@ class AmxCode(Code):
         "ptr %a, ptr %b, ptr %totals, i64 %k, i1 %first, i64 %a_row, i64 %a_k, i64 %b_row, "
         "ptr %ahead, i64 %apart"
     )
-    numbers: Numbers
+    numbers: Arithmetic
     tile: Tile
     a_row: str
     b_row: str

@@ -10,17 +10,17 @@ from torchair.codegen.cpu.matmul import amx
 from torchair.codegen.cpu.matmul.pack import PackCode
 from torchair.codegen.cpu.matmul.tile import (
     USUAL,
-    Code,
+    Arithmetic,
     DotCode,
+    KernelFunction,
     MatMul,
-    Numbers,
-    Store,
+    ProductValues,
+    StoreTile,
     Tile,
     TileCode,
     TileCut,
-    Values,
 )
-from torchair.codegen.numbers import Size, Word
+from torchair.codegen.sizes import Size, Word
 from torchair.codegen.text.writer import lanes_below
 
 STRIP, COPY_STRIP = 48, 192
@@ -33,7 +33,7 @@ rows."""
 NOTHING = (0, "0")
 """What a tile fetches that has nothing to fetch."""
 
-Place = tuple[str, str, str]
+PositionInB = tuple[str, str, str]
 """A position (batch, k, n) in B."""
 
 
@@ -48,7 +48,7 @@ class ProductForm:
     """Scratch memory that each thread needs."""
     _b = ""
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         self.product = product
         self.tile = tile  # the tallest one
         self.strip = cut.strip or STRIP  # rows of A that a unit of work should have, about
@@ -59,7 +59,7 @@ class ProductForm:
     def define(self, rows: int) -> None:
         """Write the function for tiles of so many rows."""
 
-    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+    def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         """Make `count` rows of B ready, unless `fresh` is false: then they are already."""
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
@@ -81,7 +81,7 @@ class DotForm(ProductForm):
         code = DotCode(p.w.machine, p.numbers, rows, p.a_row, p.b_column, p.k, fits_cache(p.spec))
         p.define(f"dot{rows}", code)
 
-    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+    def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         p, n = self.product, place[2]
         self._b = p.address_of_b(*place)
         self._last = p.w.least(p.w.sub(p.w.sub(p.n, 1), n), p.w.lanes - 1)
@@ -101,7 +101,7 @@ class PanelForm(ProductForm):
     name = "panel"
     usual_strip = STRIP
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         self._cut = cut
         self.strip = cut.strip or self.usual_strip
@@ -117,7 +117,7 @@ class PanelForm(ProductForm):
     def define(self, rows: int) -> None:
         self.product.define(f"{self.name}{rows}", self._code(rows))
 
-    def _code(self, rows: int) -> Code:
+    def _code(self, rows: int) -> KernelFunction:
         """The function for tiles of so many rows."""
         p, tile = self.product, Tile(rows, self.tile.vectors)
         k = self._k if self.one_round else "%k"
@@ -136,7 +136,7 @@ class PanelForm(ProductForm):
         whole = self.one_round or self.block % amx.step_of(spec.dtype == "i8") == 0
         return whole and not self._interleave and amx.worth_it(spec, machine)
 
-    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+    def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         w, p, (_, k, n) = self.product.w, self.product, place
         pair = p.numbers.pair
         index = w.add(w.mul(n, w.ceil(p.k, pair)), w.mul(w.div(k, pair), self.width))
@@ -149,9 +149,17 @@ class PanelForm(ProductForm):
 
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
         self.product.w.run(
-            f"{self.name}{rows}", a, self._b, totals, self._count, self._first, self.a_row,
-            self._a_k, self._b_row, *self._ahead(row),
-        )  # fmt: skip
+            f"{self.name}{rows}",
+            a,
+            self._b,
+            totals,
+            self._count,
+            self._first,
+            self.a_row,
+            self._a_k,
+            self._b_row,
+            *self._ahead(row),
+        )
 
     @property
     def _lines(self) -> int:
@@ -206,7 +214,7 @@ class CopyForm(PanelForm):
     name = "copy"
     usual_strip = COPY_STRIP
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         self._layout = product.numbers  # of the copy
         self._panel = self.scratch(self._copied()) if self._copied() else ""
@@ -224,7 +232,7 @@ class CopyForm(PanelForm):
             code = PackCode(self._layout, self.tile.vectors, p.b_k, p.b_column)
             p.define(f"{self.name}.pack", code)
 
-    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+    def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         if fresh is None:
             self._copy(place, count)
         else:
@@ -232,7 +240,7 @@ class CopyForm(PanelForm):
                 self._copy(place, count)
         self.start(self._panel, place[1], count)
 
-    def _copy(self, place: Place, count: str) -> None:
+    def _copy(self, place: PositionInB, count: str) -> None:
         p = self.product
         columns = p.w.least(p.w.sub(p.n, place[2]), self.width)
         b = p.address_of_b(*place)
@@ -249,7 +257,7 @@ class DirectForm(CopyForm):
     name = "direct"
     usual_strip = STRIP
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         self._layout = replace(product.numbers, pair=1)
         self._interleave = product.numbers.pair == 2
@@ -259,7 +267,7 @@ class DirectForm(CopyForm):
         n = self.product.spec.n
         return 0 if isinstance(n, int) and n % self.width == 0 else super()._copied()
 
-    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+    def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         w, p = self.product.w, self.product
         b = p.address_of_b(*place)
         if self._panel:
@@ -272,7 +280,7 @@ class DirectForm(CopyForm):
         self.start(b, place[1], count)
 
 
-def most_of_k(numbers: Numbers, width: int, cut: TileCut = USUAL) -> int:
+def most_of_k(numbers: Arithmetic, width: int, cut: TileCut = USUAL) -> int:
     """How many k of a panel one round takes."""
     most = cut.panel // (width * numbers.bytes)
     whole = amx.LINE if most >= amx.LINE else numbers.pair
@@ -325,7 +333,7 @@ class TileLoops:
     part of the panel it reads stays in the cache.
     """
 
-    def __init__(self, product: Values, form: ProductForm, store: Store) -> None:
+    def __init__(self, product: ProductValues, form: ProductForm, store: StoreTile) -> None:
         self.product = product
         self.w = product.w
         self.form = form

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from torchair.codegen.cpu.matmul import amx, digits, forms, mmla, quantised, seven
-from torchair.codegen.cpu.matmul.digits import DigitForm, IntegerForm, in_digits
+from torchair.codegen.cpu.matmul import amx, forms, mmla, quantised, split_int, strassen
 from torchair.codegen.cpu.matmul.pack import PackPanels, PackPanelScales, PackWeight, load_column
 from torchair.codegen.cpu.matmul.quantised import SCALES, DecodingForm, WrittenForm
+from torchair.codegen.cpu.matmul.split_int import IntegerForm, SplitIntForm, splits_rows
 from torchair.codegen.cpu.matmul.tile import (
     USUAL,
-    Numbers,
-    Store,
+    Arithmetic,
+    ProductValues,
+    StoreTile,
     Tile,
     TileCut,
-    Values,
     widest_tile,
 )
 from torchair.codegen.loops import Nest
-from torchair.codegen.numbers import BYTES, STORAGE, Element, Size, Word
 from torchair.codegen.requests import MatMul, Product
-from torchair.codegen.target import AS_EVER, Choices, Generated, Pack, Way
+from torchair.codegen.sizes import BYTES, STORAGE, Element, Size, Word
+from torchair.codegen.target import DEFAULT_CONFIG, Choices, Generated, KernelConfig, Pack
 from torchair.codegen.text.point import emit_point, positions
 from torchair.codegen.text.writer import KernelWriter, Machine
 
@@ -43,14 +43,16 @@ PACKED: tuple[FormName, ...] = ("panel", "decoded", "digits", "bytes", "seven")
 
 FORMS: dict[FormName, type[forms.ProductForm]] = {
     "panel": forms.PanelForm, "direct": forms.DirectForm, "dot": forms.DotForm,
-    "copy": forms.CopyForm, "decoded": DecodingForm, "written": WrittenForm, "digits": DigitForm,
+    "copy": forms.CopyForm, "decoded": DecodingForm, "written": WrittenForm, "digits": SplitIntForm,
     "bytes": IntegerForm,
 }  # fmt: skip
 
 IN_TILE_REGISTERS: dict[FormName, type[forms.ProductForm]] = {
-    "panel": forms.PanelForm, "copy": forms.CopyForm, "written": WrittenForm,
+    "panel": forms.PanelForm,
+    "copy": forms.CopyForm,
+    "written": WrittenForm,
     "bytes": forms.PanelForm,
-}  # fmt: skip
+}
 """Forms whose panels AMX can read, and what is written then: bytes need no shift there."""
 
 IN_SMALL_MATRICES: tuple[FormName, ...] = ("panel", "bytes")
@@ -77,17 +79,17 @@ class Choice:
         return self.few if m <= self.limit else self.many
 
 
-def choose(spec: MatMul, machine: Machine, way: Way = AS_EVER) -> Choice:
+def choose(spec: MatMul, machine: Machine, config: KernelConfig = DEFAULT_CONFIG) -> Choice:
     """The form of a product, and the tiles it is made of."""
     few, many, limit = _invariant_form(spec, machine) or _forms(spec, machine)
-    if form := next((f for f in get_args(FormName) if f == way.word("form")), None):
+    if form := next((f for f in get_args(FormName) if f == config.choice("form")), None):
         few, many, limit = form, form, 0
     packed = few in PACKED or spec.weight is not None
     tile, dots = _tile(spec, machine, packed), _rows_of_dots(spec, machine)
-    if chosen := way.word("tile"):
+    if chosen := config.choice("tile"):
         tile = Tile.read(chosen)
         dots = min(dots, tile.rows)
-    cut = TileCut(*(way.number(name, value) for name, value in asdict(USUAL).items()))
+    cut = TileCut(*(config.integer(name, value) for name, value in asdict(USUAL).items()))
     return Choice(few, many, limit, tile, dots, cut)
 
 
@@ -102,15 +104,15 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[FormName, FormName, int]:
     copy    copying B to panels takes the time of 5 rows of A, so m / 5 more than k / 30 makes it
             worth it; and it is the only way if neither stride is 1
     decoded, written   B holds integers, see quantised.py
-    digits  the same, for bytes and bfloat16, see digits.py
-    seven   of halves, see seven.py; never chosen without having been measured
-    bytes   A and B do, see digits.py
+    digits  the same, for bytes and bfloat16, see split_int.py
+    seven   Strassen, of halves, see strassen.py; never chosen without having been measured
+    bytes   A and B do, see split_int.py
     """
     if spec.dtype == "i8":
         return "bytes", "bytes", 0
     if spec.weight is not None:
-        return "digits" if in_digits(spec, machine) else "decoded", "written", forms.FEW
-    pairs = Numbers.of(spec.dtype, machine).pair == 2
+        return "digits" if splits_rows(spec, machine) else "decoded", "written", forms.FEW
+    pairs = Arithmetic.of(spec.dtype, machine).pair == 2
     if _packing_pays(spec):
         return "panel", "panel", 0
     if forms.contiguous(spec) == "n":
@@ -130,7 +132,7 @@ def _invariant_form(spec: MatMul, machine: Machine) -> tuple[FormName, FormName,
     if not spec.batch_invariant or spec.dtype == "i8":
         return None
     if spec.weight is not None:
-        form: FormName = "digits" if in_digits(spec, machine) else "decoded"
+        form: FormName = "digits" if splits_rows(spec, machine) else "decoded"
     elif spec.constant:
         form = "panel"
     elif forms.contiguous(spec) == "k" and spec.a[2] == 1:
@@ -148,22 +150,28 @@ def _packing_pays(spec: MatMul) -> bool:
     return bool(spec.constant) and spec.n * spec.k * BYTES[spec.dtype] >= FAR
 
 
-def product(request: Product, machine: Machine, label: str, way: Way = AS_EVER) -> Generated:
+def product(
+    request: Product, machine: Machine, label: str, config: KernelConfig = DEFAULT_CONFIG
+) -> Generated:
     """The kernel of a product with its epilogue."""
     store = _epilogue(request.epilogue, request.matmul.m)
-    return matmul(request.matmul, machine, store, label, way)
+    return matmul(request.matmul, machine, store, label, config)
 
 
 def matmul(
-    spec: MatMul, machine: Machine, store: Store, label: str = "matmul", way: Way = AS_EVER
+    spec: MatMul,
+    machine: Machine,
+    store: StoreTile,
+    label: str = "matmul",
+    config: KernelConfig = DEFAULT_CONFIG,
 ) -> Generated:
     """The kernel of a product. `store` is called wherever a vector of results is finished."""
-    w, choice = KernelWriter(machine), choose(spec, machine, way)
+    w, choice = KernelWriter(machine), choose(spec, machine, config)
     if spec.weight is not None and not quantised.is_grouped(spec):
         store = _scaled(store, spec.weight.scales)
     if choice.few == "bytes" and not amx.suits(spec, machine):
-        store = digits.whole(store, machine)
-    values, known = Values(w, spec), choice.known(spec.m)
+        store = split_int.whole(store, machine)
+    values, known = ProductValues(w, spec), choice.known(spec.m)
     if known:
         scratch = _write(known, values, choice, store)
     else:
@@ -174,10 +182,10 @@ def matmul(
     return Generated(w.kernel(label), scratch, _packs(spec, machine, choice))
 
 
-def _write(name: FormName, values: Values, choice: Choice, store: Store) -> int:
+def _write(name: FormName, values: ProductValues, choice: Choice, store: StoreTile) -> int:
     """Write a product in some form; bytes of scratch memory that each thread needs."""
     if name == "seven":
-        loops: forms.TileLoops = seven.SevenLoops(values, choice.tile, choice.cut, store)
+        loops: forms.TileLoops = strassen.StrassenLoops(values, choice.tile, choice.cut, store)
     else:
         form, tile = FORMS[name], Tile(choice.dots, 1) if name == "dot" else choice.tile
         if name in IN_SMALL_MATRICES and mmla.suits(values.spec, values.w.machine):
@@ -198,21 +206,21 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
         usual = choice.tile.vectors == widest_tile(spec.dtype, machine).vectors
         return {B: PackPanels(machine, turned, 0 if usual else choice.tile.vectors)}
     if choice.few == "seven":
-        return {B: seven.PackHalves(machine, turned, choice.tile.vectors)}
+        return {B: strassen.PackHalves(machine, turned, choice.tile.vectors)}
     if choice.few == "bytes":
         panels: dict[int, Pack] = {B: PackPanels(machine, turned)}
         shifted = not amx.suits(spec, machine)
-        return panels | ({digits.SUMS: digits.PackSums(machine, turned)} if shifted else {})
+        return panels | ({split_int.SUMS: split_int.PackSums(machine, turned)} if shifted else {})
     if spec.weight is None:
         return {}
     assert isinstance(spec.n, int)
     scales = PackPanelScales(machine, spec.n, turned)
-    weight = PackWeight(machine, spec.weight.bits, turned, in_digits(spec, machine))
+    weight = PackWeight(machine, spec.weight.bits, turned, splits_rows(spec, machine))
     packs: dict[int, Pack] = {B: weight, SCALES: scales}
     return packs | ({quantised.OFFSETS: scales} if spec.weight.offsets else {})
 
 
-def _scaled(store: Store, dtype: Element) -> Store:
+def _scaled(store: StoreTile, dtype: Element) -> StoreTile:
     """Sums of columns that have one scale each."""
 
     def scale(w: KernelWriter, at: tuple[str, str, str], vector: str, mask: str | None) -> None:
@@ -222,7 +230,7 @@ def _scaled(store: Store, dtype: Element) -> Store:
     return scale
 
 
-def _epilogue(nest: Nest, rows: Size) -> Store:
+def _epilogue(nest: Nest, rows: Size) -> StoreTile:
     def store(w: KernelWriter, at: tuple[str, str, str], vector: str, mask: str | None) -> None:
         batch, row, column = at
         index = [*positions(w, w.add(w.mul(batch, w.size(rows)), row), nest.axes[:-1]), column]
@@ -281,8 +289,20 @@ def _balanced(m: Size, tallest: int) -> int:
 
 
 TILES = (
-    "14x2", "12x2", "8x2", "9x3", "8x3", "6x4", "5x4", "4x4", "3x8", "2x8", "1x8", "1x4", "1x2",
-)  # fmt: skip
+    "14x2",
+    "12x2",
+    "8x2",
+    "9x3",
+    "8x3",
+    "6x4",
+    "5x4",
+    "4x4",
+    "3x8",
+    "2x8",
+    "1x8",
+    "1x4",
+    "1x2",
+)
 """Shapes of tiles, as far as registers hold them."""
 HEIGHTS = (6, 5, 4, 3, 2, 1)
 """Rows of tiles over panels of integers."""
@@ -302,7 +322,7 @@ def matmul_choices(request: Product, machine: Machine) -> Choices:
     if spec.weight is not None or spec.dtype == "i8":
         return _integer_choices(spec, machine, usual.tile)
     found: dict[str, tuple[str, ...]] = {
-        "form": _ways_of(spec, machine, usual.tile),
+        "form": _configs_of(spec, machine, usual.tile),
         "tile": _tiles(spec, machine, usual.tile),
         "panel": PANELS,
     }
@@ -320,16 +340,16 @@ def _integer_choices(spec: MatMul, machine: Machine, usual: Tile) -> Choices:
     decode them in registers."""
     assert isinstance(spec.m, int)
     found = {"tile": tuple(f"{rows}x{usual.vectors}" for rows in HEIGHTS if rows <= spec.m)}
-    few, most = ("digits", forms.FEW) if in_digits(spec, machine) else ("decoded", 2 * forms.FEW)
+    few, most = ("digits", forms.FEW) if splits_rows(spec, machine) else ("decoded", 2 * forms.FEW)
     if spec.weight is not None and spec.m <= most:
         found = {"form": (few, "written")} | found
     return found
 
 
-def _ways_of(spec: MatMul, machine: Machine, tile: Tile) -> tuple[str, ...]:
+def _configs_of(spec: MatMul, machine: Machine, tile: Tile) -> tuple[str, ...]:
     """Ways to read B that are right for its layout."""
     found = ["panel"] if spec.constant else []
-    found += ["seven"] if seven.suits_seven(spec, machine, tile.vectors) else []
+    found += ["seven"] if strassen.suits_strassen(spec, machine, tile.vectors) else []
     if forms.contiguous(spec) == "n":
         found.append("direct")
     elif forms.contiguous(spec) == "k" and spec.a[2] == 1:

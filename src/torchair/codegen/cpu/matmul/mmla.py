@@ -13,21 +13,21 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.matmul.forms import NOTHING, PanelForm, Place, most_of_k
+from torchair.codegen.cpu.matmul.forms import NOTHING, PanelForm, PositionInB, most_of_k
 from torchair.codegen.cpu.matmul.pack import panels_of
 from torchair.codegen.cpu.matmul.tile import (
     USUAL,
-    Code,
-    Numbers,
+    Arithmetic,
+    KernelFunction,
+    ProductValues,
     Tile,
     TileCut,
-    Values,
     inside,
     rows_of_a,
     shuffle,
 )
-from torchair.codegen.numbers import BYTES, Element, Word
 from torchair.codegen.requests import MatMul
+from torchair.codegen.sizes import BYTES, Element, Word
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer
 
 SPAN = 8
@@ -52,19 +52,19 @@ class MmlaForm(PanelForm):
 
     name = "mmla"
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         numbers, k, span = product.numbers, product.spec.k, span_of(product.spec.dtype)
         self.block = most_of_k(numbers, self.width, cut) // span * span
         self.one_round = isinstance(k, int) and k <= self.block
 
-    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+    def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         w, p, (_, k, n) = self.product.w, self.product, place
         span = span_of(p.spec.dtype)
         index = w.add(w.mul(n, w.ceil(p.k, span)), w.mul(w.div(k, span), self.width))
         self.start(w.offset(w.pointer(1), "i64", index), k, count)
 
-    def _code(self, rows: int) -> Code:
+    def _code(self, rows: int) -> KernelFunction:
         k = self._k if self.one_round else "%k"
         return MmlaCode(
             self.product.numbers, Tile(rows, self.tile.vectors), self.a_row, k, not self.one_round
@@ -90,7 +90,7 @@ class PackMatrices:
 
 
 @dataclass(frozen=True)
-class MmlaCode(Code):
+class MmlaCode(KernelFunction):
     """One function that adds the products of `k` columns of A and rows of a panel to a tile of
     sums; its arguments are those of `TileCode`."""
 
@@ -98,7 +98,7 @@ class MmlaCode(Code):
         "ptr %a, ptr %b, ptr %totals, i64 %k, i1 %first, i64 %a_row, i64 %a_k, i64 %b_row, "
         "ptr %ahead, i64 %apart"
     )
-    numbers: Numbers
+    numbers: Arithmetic
     tile: Tile
     a_row: str
     k: str  # a literal if every call has the same number

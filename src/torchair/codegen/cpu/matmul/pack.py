@@ -4,8 +4,8 @@ A panel holds [k][columns] elements, or [k / 2][columns][2] where pairs are mult
 `pack` lays out a whole matrix ahead of time, `PackCode` a piece of one while a kernel runs.
 
 Of weights of few bits, bytes are stored row after row, or four of a column in the 32 bits of a
-lane, without a sign (see digits.py): 128 is added to each. Of four-bit integers, each lane has 32
-bits for one step: the integers of its column in every vector of the tile, for as many neighbours
+lane, without a sign (see split_int.py): 128 is added to each. Of four-bit integers, each lane has
+32 bits for one step: the integers of its column in every vector of the tile, for as many neighbours
 along k as there is room for.
 """
 
@@ -17,16 +17,19 @@ import torch
 
 from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.matmul import tile
-from torchair.codegen.numbers import BYTES, Element
+from torchair.codegen.sizes import BYTES, Element
 from torchair.codegen.target import by_column
 from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.memory import arrived, memory_element
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer, convert, f32
 
 NAMES: dict[torch.dtype, Element] = {
-    torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
     torch.int8: "i8",
-}  # fmt: skip
+}
 
 
 def panels_of(columns: torch.Tensor, width: int, span: int = 1) -> torch.Tensor:
@@ -55,14 +58,14 @@ class PackPanels:
     vectors: int = 0  # width of a panel, 0 for that of the widest tile
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        numbers = tile.Numbers.of(NAMES[weight.dtype], self.machine)
+        numbers = tile.Arithmetic.of(NAMES[weight.dtype], self.machine)
         vectors = self.vectors or tile.widest_tile(numbers.dtype, self.machine).vectors
         columns = weight if self.transposed else weight.t()
         return panels_of(columns, vectors * self.machine.lanes, numbers.pair).flatten(2)
 
 
 @dataclass(frozen=True)
-class PackCode(tile.Code):
+class PackCode(tile.KernelFunction):
     """A function that writes one panel: `(b, panel, k, columns, stride of k, stride of n)`.
 
     It copies blocks of vectors if one of the strides is 1, the rest cell by cell. Columns that
@@ -70,7 +73,7 @@ class PackCode(tile.Code):
     """
 
     arguments = "ptr %b, ptr %panel, i64 %k, i64 %columns, i64 %b_k, i64 %b_column"
-    numbers: tile.Numbers
+    numbers: tile.Arithmetic
     vectors: int  # width of the panel
     b_k: str  # strides of B; literals become part of the code
     b_column: str
@@ -167,7 +170,7 @@ class Decoder:
     """The integers of panels as factors of `numbers`: float32, or pairs of bf16."""
 
     machine: Machine
-    numbers: tile.Numbers
+    numbers: tile.Arithmetic
     bits: int
     vectors: int  # width of a tile
     quads: bool = False  # four bytes of a column are together

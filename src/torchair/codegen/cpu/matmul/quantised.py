@@ -6,22 +6,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.cpu.matmul.digits import in_digits
-from torchair.codegen.cpu.matmul.forms import CopyForm, PanelForm, Place, ProductForm, fits_cache
+from torchair.codegen.cpu.matmul.forms import (
+    CopyForm,
+    PanelForm,
+    PositionInB,
+    ProductForm,
+    fits_cache,
+)
 from torchair.codegen.cpu.matmul.pack import Decoder, load_column
+from torchair.codegen.cpu.matmul.split_int import splits_rows
 from torchair.codegen.cpu.matmul.tile import (
     USUAL,
-    Code,
-    Numbers,
+    Arithmetic,
+    KernelFunction,
+    ProductValues,
     Tile,
     TileCut,
-    Values,
     rows_of_a,
     store_tile,
     widest_tile,
 )
-from torchair.codegen.numbers import STORAGE
 from torchair.codegen.requests import MatMul
+from torchair.codegen.sizes import STORAGE
 from torchair.codegen.text.maths_vector import wide
 from torchair.codegen.text.memory import leaving
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer
@@ -36,18 +42,18 @@ def is_grouped(spec: MatMul) -> bool:
     return spec.integers.group != spec.k
 
 
-def arithmetic(spec: MatMul, machine: Machine) -> Numbers:
+def arithmetic(spec: MatMul, machine: Machine) -> Arithmetic:
     """How few rows are multiplied: four bits are looked up as pairs of bf16 where A has those."""
-    pairs = Numbers.of(spec.dtype, machine)
+    pairs = Arithmetic.of(spec.dtype, machine)
     if pairs.pair == 2 and spec.integers.bits == 4 and spec.a[2] == 1:
         return pairs
-    return Numbers.of("f32", machine)
+    return Arithmetic.of("f32", machine)
 
 
 class DecodingForm(ProductForm):
     """Tiles of few rows over panels of integers."""
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         spec = product.spec
         self.numbers = arithmetic(spec, product.w.machine)
@@ -64,7 +70,7 @@ class DecodingForm(ProductForm):
         if self._staged:
             p.define(f"stage{rows}", StageCode(rows, p.spec))
 
-    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+    def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         p, w, n = self.product, self.product.w, place[2]
         decoder = Decoder(w.machine, self.numbers, p.spec.integers.bits, self.tile.vectors)
         self._b = panel_address(p, decoder, "0", n)
@@ -79,7 +85,7 @@ class DecodingForm(ProductForm):
         w.run(f"decode{rows}", a, stride, self._b, self._scales, self._offsets, totals)
 
 
-def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
+def panel_address(p: ProductValues, decoder: Decoder, k: str, n: str) -> str:
     """Where the integers of a panel begin, `k` being a multiple of a step."""
     w, span = p.w, decoder.span
     even = max(2, span)  # panels of bytes hold an even number of rows
@@ -88,7 +94,7 @@ def panel_address(p: Values, decoder: Decoder, k: str, n: str) -> str:
     return w.offset(w.pointer(1), "i8", w.mul(number, decoder.bytes))
 
 
-def scales_of(p: Values, word: int, group: str, n: str) -> str:
+def scales_of(p: ProductValues, word: int, group: str, n: str) -> str:
     """Where the scales or offsets of a group begin, for the columns of a panel."""
     spec, w, weight = p.spec, p.w, p.spec.integers
     scales = weight.scales if is_grouped(spec) else ""
@@ -101,11 +107,11 @@ def scales_of(p: Values, word: int, group: str, n: str) -> str:
 
 
 @dataclass(frozen=True)
-class DecodingTile(Code):
+class DecodingTile(KernelFunction):
     """A function that makes a tile of sums from A, rows of floats or pairs, and a panel."""
 
     arguments = "ptr %a, i64 %a_row, ptr %b, ptr %scales, ptr %offsets, ptr noalias %totals"
-    numbers: Numbers
+    numbers: Arithmetic
     tile: Tile
     spec: MatMul
     fetch: bool  # memory is brought into the cache ahead of its use
@@ -194,7 +200,7 @@ class DecodingTile(Code):
         parts = ("float", "0.0"), (numbers.totals, loop.results[0])
         total = t.call("float", name, *parts, flags=REASSOCIATE)
         if size % wide:
-            single = Numbers(numbers.dtype, numbers.lanes, 1)
+            single = Arithmetic(numbers.dtype, numbers.lanes, 1)
             with t.loop(whole, size, 1, [("float", total)]) as rest:
                 more = load_one(t, single, t.offset(start, numbers.memory, rest.index))
                 rest.next = [t(f"fadd float {rest.carried[0]}, {more}")]
@@ -207,13 +213,13 @@ class DecodingTile(Code):
         return t(f"fadd {REASSOCIATE} {self.numbers.totals} {factors}, {total}")
 
 
-def load_one(t: Writer, numbers: Numbers, at: str) -> str:
+def load_one(t: Writer, numbers: Arithmetic, at: str) -> str:
     """An element at an address as float32."""
     return t(f"extractelement {numbers.totals} {numbers.load_first(t, at)}, i64 0")
 
 
 @dataclass(frozen=True)
-class StageCode(Code):
+class StageCode(KernelFunction):
     """A function that writes rows of A one after the other, as float32."""
 
     arguments = "ptr %a, ptr noalias %to, i64 %a_row, i64 %a_k"
@@ -224,7 +230,7 @@ class StageCode(Code):
         k, lanes = self.spec.k, t.lanes
         assert isinstance(k, int)
         whole = k - k % lanes if self.spec.a[2] == 1 else 0
-        numbers = Numbers(self.spec.dtype, lanes, 1)
+        numbers = Arithmetic(self.spec.dtype, lanes, 1)
         with t.loop("0", self.rows) as row:
             source = t.offset("%a", numbers.memory, t.mul(row.index, "%a_row"))
             to = t.offset("%to", "float", t.mul(row.index, k))
@@ -243,7 +249,7 @@ class WrittenForm(CopyForm):
 
     name = "written"
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         spec, block = product.spec, self.block // 8 * 8
         group = spec.integers.group
@@ -257,11 +263,11 @@ class WrittenForm(CopyForm):
         p = self.product
         p.define(f"{self.name}.pack", WriteCode(p.numbers, self.tile.vectors, p.spec))
 
-    def _copy(self, place: Place, count: str) -> None:
+    def _copy(self, place: PositionInB, count: str) -> None:
         p, (_, k, n) = self.product, place
         spec, w = p.spec, p.w
-        numbers = Numbers.of("f32", w.machine)
-        quads = in_digits(spec, w.machine)
+        numbers = Arithmetic.of("f32", w.machine)
+        quads = splits_rows(spec, w.machine)
         decoder = Decoder(w.machine, numbers, spec.integers.bits, self.tile.vectors, quads)
         group = w.div(k, str(spec.integers.group)) if is_grouped(spec) else "0"
         scales, offsets = (scales_of(p, word, group, n) for word in (SCALES, OFFSETS))
@@ -270,12 +276,12 @@ class WrittenForm(CopyForm):
 
 
 @dataclass(frozen=True)
-class WriteCode(Code):
+class WriteCode(KernelFunction):
     """A function that writes `count` rows of a panel as ordinary numbers, from integers that begin
     at the first row of a group."""
 
     arguments = "ptr %b, ptr noalias %to, i64 %count, ptr %scales, ptr %offsets"
-    numbers: Numbers
+    numbers: Arithmetic
     vectors: int
     spec: MatMul
 
@@ -298,7 +304,7 @@ class WriteCode(Code):
             for base, how, dtype in words
             if dtype
         ]
-        plain, quads = Numbers.of("f32", t.machine), in_digits(self.spec, t.machine)
+        plain, quads = Arithmetic.of("f32", t.machine), splits_rows(self.spec, t.machine)
         decoder = Decoder(t.machine, plain, weight.bits, self.vectors, quads)
         taken = max(decoder.span, self.numbers.pair)
         with t.loop(first, end, taken) as loop:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchair.codegen.numbers import BYTES, Element
 from torchair.codegen.requests import MatMul
+from torchair.codegen.sizes import BYTES, Element
 from torchair.codegen.text.maths_vector import Vector, wide
 from torchair.codegen.text.memory import arrived, masked_load, memory_element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, lanes_below
@@ -18,7 +18,7 @@ from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Wri
 # ---- words that generators of products share: number formats, register tiles, sizes ----
 
 
-Store = Callable[[KernelWriter, tuple[str, str, str], str, str | None], None]
+StoreTile = Callable[[KernelWriter, tuple[str, str, str], str, str | None], None]
 """Takes each finished vector of results: `store(w, (b, m, n), vector, mask)` gets C[b, m, n...]
 as one vector of float32 (float64 for f64) and a mask of its valid lanes, None when all are."""
 
@@ -28,7 +28,7 @@ BYTES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Arithmetic:
     """How elements are multiplied: their type in memory, the type of the sums, and how many
     neighbours along k one lane takes (2 for the dot products of bf16 pairs, 4 for bytes)."""
 
@@ -40,7 +40,7 @@ class Numbers:
     signed: bool = False  # bytes: both factors of the instruction have signs
 
     @classmethod
-    def of(cls, dtype: Element, machine: Machine) -> Numbers:
+    def of(cls, dtype: Element, machine: Machine) -> Arithmetic:
         """The arithmetic that this machine has for a type."""
         if dtype == "i8":
             signed = machine.dot_i8 and not machine.shifts_bytes
@@ -169,13 +169,13 @@ def widest_tile(dtype: Element, machine: Machine) -> Tile:
     return Tile(6, vectors // 2 if dtype == "f64" else vectors)
 
 
-class Values:
+class ProductValues:
     """A MatMul inside its kernel: sizes and strides as values."""
 
     def __init__(self, w: KernelWriter, spec: MatMul) -> None:
         self.w = w
         self.spec = spec
-        self.numbers = Numbers.of(spec.dtype, w.machine)
+        self.numbers = Arithmetic.of(spec.dtype, w.machine)
         self.batch, self.m, self.n, self.k = map(w.size, (spec.batch, spec.m, spec.n, spec.k))
         self.a_batch, self.a_row, self.a_k = map(w.size, spec.a)
         self.b_batch, self.b_k, self.b_column = map(w.size, spec.b)
@@ -196,13 +196,13 @@ class Values:
             index = self.w.add(index, self.w.mul(position, stride))
         return self.w.offset(base, self.numbers.memory, index)
 
-    def define(self, name: str, code: Code) -> None:
+    def define(self, name: str, code: KernelFunction) -> None:
         """Write a function of the kernel."""
         with self.w.function(name, code.arguments) as t:
             code.write(t)
 
 
-class Code:
+class KernelFunction:
     """A function that a kernel calls."""
 
     arguments = ""
@@ -284,12 +284,12 @@ def _columns(w: Writer, kind: str, lanes: int, rows: list[str], level: int) -> d
 # ---- blocked products ----
 
 
-def rows_of_a(t: Writer, numbers: Numbers, count: int, stride: str) -> list[str]:
+def rows_of_a(t: Writer, numbers: Arithmetic, count: int, stride: str) -> list[str]:
     """Where rows of A begin."""
     return [t.offset("%a", numbers.memory, t.mul(i, stride)) for i in range(count)]
 
 
-def store_tile(t: Writer, numbers: Numbers, totals: Sequence[str]) -> None:
+def store_tile(t: Writer, numbers: Arithmetic, totals: Sequence[str]) -> None:
     """Store the sums of a tile."""
     for i, total in enumerate(totals):
         at = t.offset("%totals", numbers.totals, i)
@@ -297,7 +297,7 @@ def store_tile(t: Writer, numbers: Numbers, totals: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class TileCode(Code):
+class TileCode(KernelFunction):
     """One function that adds the products of `k` columns of A and rows of B to a tile of sums.
 
     Its arguments are A and B at their first element, the tile of sums, how many k, whether the sums
@@ -309,7 +309,7 @@ class TileCode(Code):
         "ptr %a, ptr %b, ptr %totals, i64 %k, i1 %first, i64 %a_row, i64 %a_k, i64 %b_row, "
         "ptr %ahead, i64 %apart"
     )
-    numbers: Numbers
+    numbers: Arithmetic
     tile: Tile
     a_row: str
     a_k: str
@@ -347,9 +347,13 @@ class TileCode(Code):
         return self._loop(t, rows, totals, (steps, t.add(steps, odd)), half=True)
 
     def _loop(
-        self, t: Writer, rows: Sequence[str], totals: list[str], span: tuple[str, str],
+        self,
+        t: Writer,
+        rows: Sequence[str],
+        totals: list[str],
+        span: tuple[str, str],
         half: bool = False,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         with t.loop(*span, carried=[(self.numbers.totals, x) for x in totals]) as loop:
             if not half:
                 self._fetch(t, loop.index)
@@ -417,7 +421,7 @@ class TileCode(Code):
 # ---- dot products ----
 
 
-def pair_up(w: Writer, numbers: Numbers, rows: list[str]) -> str:
+def pair_up(w: Writer, numbers: Arithmetic, rows: list[str]) -> str:
     """Vectors of elements at one or two addresses, mixed into a vector of pairs."""
     lanes, vector = numbers.lanes, f"<{numbers.lanes} x {numbers.memory}>"
     loaded = [w(f"load {vector}, ptr {at}, align {numbers.bytes}") for at in rows]
@@ -429,7 +433,7 @@ def pair_up(w: Writer, numbers: Numbers, rows: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class DotCode(Code):
+class DotCode(KernelFunction):
     """A function that makes `rows` results for each of `lanes` neighbouring columns.
 
     Several columns are streams of memory that are read at the same time. Each has a vector of
@@ -439,7 +443,7 @@ class DotCode(Code):
 
     arguments = "ptr %a, ptr %b, ptr %totals, i64 %k, i64 %last, i64 %a_row, i64 %b_column"
     machine: Machine
-    numbers: Numbers
+    numbers: Arithmetic
     rows: int
     a_row: str
     b_column: str
@@ -502,9 +506,13 @@ class DotCode(Code):
         return summed((end, k, 1), lambda at: numbers.load_first(t, at))
 
     def _loop(
-        self, t: Writer, streams: tuple[Sequence[str], Sequence[str]], totals: list[str],
-        span: tuple[str, str, int], load: Callable[[str], str],
-    ) -> list[str]:  # fmt: skip
+        self,
+        t: Writer,
+        streams: tuple[Sequence[str], Sequence[str]],
+        totals: list[str],
+        span: tuple[str, str, int],
+        load: Callable[[str], str],
+    ) -> list[str]:
         carried, (rows, columns) = [(self.numbers.totals, x) for x in totals], streams
         with t.loop(*span, carried=carried) as loop:
             totals = list(loop.carried)

@@ -28,7 +28,7 @@ from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import INPUTS, Graph, Node, Value, needed_by, topological
 from torchair.ge.rewrite import line_of, rewrite, verify
 from torchair.ge.shapes import numel
-from torchair.log import logger, tell
+from torchair.log import debug_print, logger
 from torchair.operators import Trait, has_trait, row_of
 from torchair.operators.purity import is_foreign, is_pure
 from torchair.operators.reference import run_node
@@ -69,7 +69,7 @@ def _speaker(kind: str) -> Callable[[str], None] | None:
         if text in said:
             return
         said.add(text)
-        tell(3, f"torchair {kind} {text}")
+        debug_print(3, f"torchair {kind} {text}")
         logger.debug("%s %s", kind, text)
 
     return speak
@@ -136,7 +136,7 @@ def _foldable(node: Node) -> bool:
 
 
 def merge_common(graph: Graph, state: GraphState) -> None:
-    """Compute equal things once."""
+    """Common subexpression elimination (CSE): equal nodes are computed once."""
     seen: dict[Hashable, Node] = {}
     for node in topological(graph.nodes):
         key = _key(node)
@@ -254,9 +254,15 @@ def _fingerprint(graph: Graph) -> int:
 def ge_kind(text: Callable[[Graph], str], file_type: str) -> Handler:
     """How the pass runner handles GE graphs; the text form is injected."""
     return Handler(
-        "ge", lambda g: Counter(n.type for n in g.nodes), _fingerprint, verify, text, file_type,
-        lambda g: list(g._nodes), lines=lambda g: [line_of(n) for n in g.nodes],
-    )  # fmt: skip
+        "ge",
+        lambda g: Counter(n.type for n in g.nodes),
+        _fingerprint,
+        verify,
+        text,
+        file_type,
+        lambda g: list(g._nodes),
+        lines=lambda g: [line_of(n) for n in g.nodes],
+    )
 
 
 __all__ = ["ENGINE_PASSES", "GE_PASSES", "SWITCHED", "GraphState", "ge_kind"]

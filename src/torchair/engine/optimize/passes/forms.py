@@ -76,9 +76,11 @@ def _are_of_one(node: Node, other: Node, position: dict[Node, int]) -> bool:
 
 def _join(node: Node, other: Node) -> None:
     dx, dw = ge.ConvGradients(
-        other.inputs["x"], node.inputs["filter"], node.inputs["out_backprop"],
+        other.inputs["x"],
+        node.inputs["filter"],
+        node.inputs["out_backprop"],
         **{a: node.attr(a) for a in _GEOMETRY},
-    )  # fmt: skip
+    )
     if STREAM_LABEL in node.attrs:
         dx.node.attrs[STREAM_LABEL] = node.attrs[STREAM_LABEL]
     for old, new in ((node.outputs[0], dx), (other.outputs[0], dw)):

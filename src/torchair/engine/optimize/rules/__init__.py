@@ -17,10 +17,15 @@ from torchair.ge.rewrite import RuleSet
 RULES = RuleSet(LEFTOVERS)
 TAKEN_APART: set[str] = set()
 """Operators for which others are put, all of them with generated code."""
-PATTERNS = RuleSet([
-    *NORM_PATTERNS, *ACTIVATION_PATTERNS, *ATTENTION_PATTERNS, *PRODUCT_PATTERNS,
-    *QUANTISED_PATTERNS,
-])  # fmt: skip
+PATTERNS = RuleSet(
+    [
+        *NORM_PATTERNS,
+        *ACTIVATION_PATTERNS,
+        *ATTENTION_PATTERNS,
+        *PRODUCT_PATTERNS,
+        *QUANTISED_PATTERNS,
+    ]
+)
 
 __all__ = ["PATTERNS", "QUANTISED_PATTERNS", "RULES", "TAKEN_APART", "use_extensions"]
 

@@ -117,10 +117,16 @@ class _SpeltOut:
         missing = 0 if self.mask is None else 4 - len(rewrite.shape_of(self.mask))
         mask = ge.Unsqueeze(self.mask, axes=list(range(missing))) if missing else self.mask
         out, _ = ge.FusedInferAttentionScore(
-            query, [key], [value], mask, num_heads=heads, scale=self.scale,
-            input_layout="BNSD_BSND" if last else "BNSD", num_key_value_heads=heads,
+            query,
+            [key],
+            [value],
+            mask,
+            num_heads=heads,
+            scale=self.scale,
+            input_layout="BNSD_BSND" if last else "BNSD",
+            num_key_value_heads=heads,
             softmax_lse_flag=False,
-        )  # fmt: skip
+        )
         if last:
             out = ge.Transpose(out, list(HEADS_LAST))
         return self._result(out, (batch, heads, self.length, self.value_width))

@@ -52,9 +52,19 @@ def _product(node: Node, weight: _Weight, scales: Value, most: int) -> Build:
         zeros = weight.zeros
         offsets = None if zeros is None else ge.Neg(ge.Cast(zeros, dst_type=scales.dtype))
         return ge.WeightQuantBatchMatmulV2(
-            x, weight.integers, scales, offsets, None, None, bias, transpose_x=False,
-            transpose_weight=True, antiquant_group_size=weight.group, dtype=-1, inner_precise=0,
-        )  # fmt: skip
+            x,
+            weight.integers,
+            scales,
+            offsets,
+            None,
+            None,
+            bias,
+            transpose_x=False,
+            transpose_weight=True,
+            antiquant_group_size=weight.group,
+            dtype=-1,
+            inner_precise=0,
+        )
 
     return build
 
@@ -222,9 +232,16 @@ def _sums(x1: Value, x2: Value) -> Value:
     """The whole sums of a product of bytes; a transposed weight is read as it is."""
     turned = made_by(x2, "Transpose") and rewrite.swaps_last_two(operands(x2)[1])
     return ge.QuantBatchMatmulV3(
-        x1, operands(x2)[0] if turned else x2, ge.Const(1.0, dtype=DataType.DT_FLOAT), None, None,
-        None, dtype=DataType.DT_INT32, transpose_x1=False, transpose_x2=turned,
-    )  # fmt: skip
+        x1,
+        operands(x2)[0] if turned else x2,
+        ge.Const(1.0, dtype=DataType.DT_FLOAT),
+        None,
+        None,
+        None,
+        dtype=DataType.DT_INT32,
+        transpose_x1=False,
+        transpose_x2=turned,
+    )
 
 
 @QUANTISED_PATTERNS("Sub")
@@ -292,9 +309,15 @@ def _scaled_sums(sums: Value, scale: Value, bias: Any, rows: Any) -> Value:
 def QuantisedResults(node: Node, inner: Inner) -> Build | None:
     """WeightQuantBatchMatmulV2 with int8 as results -> the product in float32, scaled, rounded"""
     x, weight, factors, shifts, scale, offset, bias = _fed(
-        node, "x", "weight", "antiquant_scale", "antiquant_offset", "quant_scale", "quant_offset",
+        node,
+        "x",
+        "weight",
+        "antiquant_scale",
+        "antiquant_offset",
+        "quant_scale",
+        "quant_offset",
         "bias",
-    )  # fmt: skip
+    )
     if scale is None:
         return None
     scale = _signed(scale)
@@ -304,10 +327,16 @@ def QuantisedResults(node: Node, inner: Inner) -> Build | None:
     def build() -> Value:
         flags = ("transpose_x", "transpose_weight", "antiquant_group_size", "inner_precise")
         y = ge.WeightQuantBatchMatmulV2(
-            cast(x, _WIDE), weight, factors, shifts, None, None,
-            None if bias is None else cast(bias, _WIDE), dtype=-1,
+            cast(x, _WIDE),
+            weight,
+            factors,
+            shifts,
+            None,
+            None,
+            None if bias is None else cast(bias, _WIDE),
+            dtype=-1,
             **{name: node.attr(name) for name in flags},
-        )  # fmt: skip
+        )
         return _as_bytes(ge.Mul(y, _scale_floats(scale)), _offsets(scale, offset))
 
     return build

@@ -1,7 +1,8 @@
-"""Plans that differ in sizes only: one plan over Numbers, and what each size makes of it.
+"""Shape-polymorphic plans: one plan over GuardedInts, and its instance for each set of sizes.
 
-A `Family` knows the conditions under which a plan is one of its own, and gives the numbers of any
-of them in microseconds. Memory is arranged for the largest sizes seen, so that buffers seldom move.
+A `ShapeFamily` knows the conditions under which a plan is one of its own, and gives the numbers of
+any of them in microseconds. Memory is arranged for the largest sizes seen, so that buffers seldom
+move.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.numbers import Book, Number, Recipe
-from torchair.codegen.program import Native, Root
+from torchair.codegen.program import Allocation, Native
+from torchair.codegen.sizes import GuardedInt, GuardSet, Recipe
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan.arena import Laid
 from torchair.engine.plan.records import OutputSpec, Plan, Step, picker
@@ -24,40 +25,40 @@ from torchair.flags import debug_level
 from torchair.ge.graph import Fact, Value
 from torchair.locks import Lock
 
-Values = tuple[Any, ...]
-"""The numbers of one plan of a family, in an order of the family's own."""
+PlanValues = tuple[Any, ...]
+"""The numbers of one plan of a shape family, in an order of the family's own."""
 
 _SPARE = 8  # when a buffer must grow, all that vary get an eighth more than they need
 
 
-class Family:
+class ShapeFamily:
     """Plans of one graph that differ in sizes only."""
 
     def __init__(
         self,
         plan: Plan,
-        book: Book,
+        guards: GuardSet,
         sized: Mapping[int, Fact],
         fact: Callable[[Value], Fact],
         lanes: Lanes | None,
     ) -> None:
-        """`plan` has Numbers of `book` for sizes; `sized` are constants, by slot, that follow from
-        them."""
+        """`plan` has GuardedInts of `guards` for sizes; `sized` are constants, by slot, that follow
+        from them."""
         self.plan = plan
         used = {s for s in _addressed(plan) if isinstance(s, int)} | plan.read
         self.sized = {s: f for s, f in sized.items() if s in used}
         self.fact, self.lanes = fact, lanes
         self.built = False  # its kernels are compiled
-        told = debug_level() >= 5  # each step is to say what it does
-        self.native = plan.enters and self.lanes is None and not told
-        self._book = book
+        verbose = debug_level() >= 5  # each step is to say what it does
+        self.native = plan.enters and self.lanes is None and not verbose
+        self._guards = guards
         words = dict.fromkeys(_words(plan))
         self.words = len(words)  # so many of the values are integers that programs hold
         self._wanted: list[Any] = list(words)
         self._at = {_key(n): k for k, n in enumerate(words)}
-        self._getters: dict[tuple[int, ...], Callable[[Values], Any]] = {}
+        self._getters: dict[tuple[int, ...], Callable[[PlanValues], Any]] = {}
         self.work = self.getter([plan.work])
-        self._room = self.getter(_only(b.size for b in plan.arena.buffers))
+        self._varying_sizes = self.getter(_only(b.size for b in plan.arena.buffers))
         self._sizes = self.getter([b.size for b in plan.arena.buffers])
         self.results = [
             (self.getter(o.shape or ()), self.getter(o.strides or ())) for o in plan.outputs
@@ -66,11 +67,11 @@ class Family:
             (f, self.getter(f.shape or ()), self.getter(as_tuple(f.content)))
             for f in self.sized.values()
         ]
-        self.fit = book.recipe(self._wanted, plain=True)
+        self.fit = guards.recipe(self._wanted, plain=True)
         """A function from what was read of inputs to the values of a plan, None if that is not of
         this family."""
-        self._every: Recipe | None = None  # for the numbers of its book, row by row
-        self._placement: tuple[Values, Laid] | None = None
+        self._every: Recipe | None = None  # for the numbers of its guard set, row by row
+        self._placement: tuple[PlanValues, Laid] | None = None
         self._lock = Lock()
 
     @property
@@ -82,7 +83,7 @@ class Family:
         """Where a size is among the values of a plan."""
         return self._at[_key(size)]
 
-    def getter(self, sizes: Sequence[Any]) -> Callable[[Values], Any]:
+    def getter(self, sizes: Sequence[Any]) -> Callable[[PlanValues], Any]:
         """A function from the values of a plan to these sizes in it, the same for equal ones."""
         for size in sizes:
             if _key(size) not in self._at:
@@ -93,9 +94,9 @@ class Family:
 
     # ---- memory ----
 
-    def placement(self, values: Values) -> Laid:
+    def placement(self, values: PlanValues) -> Laid:
         """Where buffers lie in a plan: where they lay before, if there is room for them."""
-        known, room = self._placement, self._room(values)
+        known, room = self._placement, self._varying_sizes(values)
         if known is not None and all(map(int.__le__, room, known[0])):
             return known[1]
         with self._lock:
@@ -103,12 +104,12 @@ class Family:
             if known is not None:  # all that vary grow at once: what follows from places is dear
                 room = tuple(max(b, n + n // _SPARE) for n, b in zip(room, known[0], strict=True))
                 grown = iter(room)
-                varies = [isinstance(b.size, Number) for b in self.plan.arena.buffers]
+                varies = [isinstance(b.size, GuardedInt) for b in self.plan.arena.buffers]
                 sizes = tuple([next(grown) if v else n for n, v in zip(sizes, varies, strict=True)])
             self._placement = room, self.plan.arena.place(sizes)
             return self._placement[1]
 
-    def constants(self, values: Values) -> list[torch.Tensor]:
+    def constants(self, values: PlanValues) -> list[torch.Tensor]:
         """Those that follow from sizes, in the order of `sized`."""
         made = []
         for fact, shape, content in self._contents:
@@ -117,30 +118,30 @@ class Family:
             made.append(tensor_of(Fact(fact.dtype, shape(values), known)))
         return made
 
-    def barriers(self, placement: Laid, outline: Any, steps: Sequence[Step]) -> list[int]:
+    def barriers(self, placement: Laid, layout: Any, steps: Sequence[Step]) -> list[int]:
         """Flags of steps when buffers lie like this."""
         with self._lock:
             self.plan.arrange(placement)
-            return outline.barriers(steps, self.plan)
+            return layout.barriers(steps, self.plan)
 
-    # ---- one plan, with integers for all Numbers ----
+    # ---- one plan, with integers for all GuardedInts ----
 
     def plan_for(self, given: Sequence[int]) -> Plan:
-        """The plan for inputs like these, without Numbers."""
+        """The plan for inputs like these, without GuardedInts."""
         if self._every is None:
-            self._every = self._book.recipe(self._book.numbers(), plain=True)
+            self._every = self._guards.recipe(self._guards.numbers(), plain=True)
         values = self._every(given)
         assert values is not None
-        return _Single(self, lambda x: values[x.row] if isinstance(x, Number) else x).plan
+        return _Single(self, lambda x: values[x.row] if isinstance(x, GuardedInt) else x).plan
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
-    """One plan of a family."""
+class ShapePlan:
+    """One plan of a shape family."""
 
-    family: Family
+    family: ShapeFamily
     given: Sequence[int]  # what was read of the inputs
-    values: Values
+    values: PlanValues
 
     def plan(self) -> Plan:
         """The plan itself."""
@@ -158,15 +159,15 @@ class Member:
 
 
 class _Single:
-    """One plan of a family: everything is copied with integers for Numbers."""
+    """One plan of a shape family: everything is copied with integers for GuardedInts."""
 
-    def __init__(self, family: Family, value: Callable[[Any], Any]) -> None:
+    def __init__(self, family: ShapeFamily, value: Callable[[Any], Any]) -> None:
         self._value, self._family = value, family
         old = family.plan
-        self._roots = {id(r): self._root(r) for r in old.roots}
+        self._allocations = {id(r): self._allocation(r) for r in old.allocations}
         self.plan = plan = replace(
             old,
-            roots=list(self._roots.values()),
+            allocations=list(self._allocations.values()),
             bound=[self._step(s) for s in old.bound],
             steps=[self._step(s) for s in old.steps],
             outputs=[self._output(o) for o in old.outputs],
@@ -174,14 +175,14 @@ class _Single:
         made = {slot: tensor_of(self._plain(f)) for slot, f in family.sized.items()}
         plan.constants = old.constants | made
         plan.places = {
-            slot: (self._roots[id(root)], value(offset))
-            for slot, (root, offset) in old.places.items()
+            slot: (self._allocations[id(allocation)], value(offset))
+            for slot, (allocation, offset) in old.places.items()
         }
         plan.arrange(old.arena.place([value(b.size) for b in old.arena.buffers]))
         if family.lanes is not None:
             plan.schedule = schedule_of(plan, family.lanes)
 
-    def _root(self, old: Root) -> Root:
+    def _allocation(self, old: Allocation) -> Allocation:
         meta = old.meta
         varies = isinstance(meta, Strided) and _only([*meta.shape, *meta.stride()])
         if not varies and old.buffer < 0:
@@ -217,7 +218,7 @@ class _Single:
         )
 
 
-def _words(plan: Plan) -> Iterator[Number]:
+def _words(plan: Plan) -> Iterator[GuardedInt]:
     """Integers that a program of native steps is made with."""
     yield from _only(b.size for b in plan.arena.buffers)
     yield from _only(plan.places[s][1] for s in _addressed(plan) if isinstance(s, int))
@@ -234,8 +235,8 @@ def _addressed(plan: Plan) -> Iterator[Any]:
 
 
 def _key(size: Any) -> Any:
-    return ("row", size.row) if isinstance(size, Number) else size
+    return ("row", size.row) if isinstance(size, GuardedInt) else size
 
 
-def _only(sizes: Iterable[Any]) -> list[Number]:
-    return [n for n in sizes if isinstance(n, Number)]
+def _only(sizes: Iterable[Any]) -> list[GuardedInt]:
+    return [n for n in sizes if isinstance(n, GuardedInt)]

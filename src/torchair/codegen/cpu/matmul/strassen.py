@@ -1,5 +1,4 @@
-"""Products by Strassen's method: of the halves of A and B, both ways, seven products instead of
-eight.
+"""Strassen's matmul: seven products of quarters of A and B instead of eight.
 
 Sums of halves of B are made ahead of time, those of A by each thread. Rows of one half are part of
 results of the other, and so would an infinite number or NaN be: where there is one, or where a sum
@@ -15,7 +14,7 @@ import torch
 from torchair.codegen.cpu.jit import empty
 from torchair.codegen.cpu.matmul.forms import PanelForm, TileLoops, strip_rows
 from torchair.codegen.cpu.matmul.pack import PackPanels
-from torchair.codegen.cpu.matmul.tile import MatMul, Store, Tile, TileCut, Values
+from torchair.codegen.cpu.matmul.tile import MatMul, ProductValues, StoreTile, Tile, TileCut
 from torchair.codegen.target import Declined
 from torchair.codegen.text.maths_vector import Vector, wide
 from torchair.codegen.text.writer import Machine
@@ -26,7 +25,7 @@ Terms = dict[Quarter, int]
 """Blocks with their signs."""
 
 _A, _B, _C, _D = (0, 0), (0, 1), (1, 0), (1, 1)
-SEVEN: tuple[tuple[Terms, Terms, Terms], ...] = (
+STRASSEN: tuple[tuple[Terms, Terms, Terms], ...] = (
     ({_A: 1, _D: 1}, {_A: 1, _D: 1}, {_A: 1, _D: 1}),
     ({_C: 1, _D: 1}, {_A: 1}, {_C: 1, _D: -1}),
     ({_A: 1}, {_B: 1, _D: -1}, {_B: 1, _D: 1}),
@@ -39,13 +38,13 @@ SEVEN: tuple[tuple[Terms, Terms, Terms], ...] = (
 EIGHT: tuple[tuple[Terms, Terms, Terms], ...] = tuple(
     ({(i, k): 1}, {(k, j): 1}, {(i, j): 1}) for i in (0, 1) for j in (0, 1) for k in (0, 1)
 )
-_SUMS = [a for a, _, _ in SEVEN if len(a) > 1]
-_LAID = [b for _, b, _ in SEVEN]
+_SUMS = [a for a, _, _ in STRASSEN if len(a) > 1]
+_LAID = [b for _, b, _ in STRASSEN]
 _REST = [{_B: 1}, {_C: 1}]  # what the eight products need beside those
 _MOST = 8 << 20  # bytes of sums of A for one thread
 
 
-def suits_seven(spec: MatMul, machine: Machine, vectors: int) -> bool:
+def suits_strassen(spec: MatMul, machine: Machine, vectors: int) -> bool:
     """Whether a product can be made so: of float32, halves of whole tiles."""
     sizes = (spec.batch, spec.m, spec.n, spec.k)
     if spec.dtype != "f32" or not spec.constant or spec.weight or spec.a[2] != 1:
@@ -88,12 +87,12 @@ class PackHalves:
         return torch.cat([p.flatten() for p in parts], out=made)
 
 
-class SevenForm(PanelForm):
+class StrassenForm(PanelForm):
     """Tiles over sums of blocks of B, made of blocks of A or of their sums."""
 
     name = "seven"
 
-    def __init__(self, half: Values, tile: Tile, cut: TileCut) -> None:
+    def __init__(self, half: ProductValues, tile: Tile, cut: TileCut) -> None:
         super().__init__(half, tile, cut)
         if not self.one_round:
             self._k = "%k"
@@ -105,28 +104,28 @@ class SevenForm(PanelForm):
         return strip_rows(self.product.spec.m, self.tile.rows, self.strip) // self.tile.rows
 
 
-class SevenLoops(TileLoops):
+class StrassenLoops(TileLoops):
     """Writes the entry function of such a product. A unit of work is a strip of rows with a panel
     of columns, of both halves of each."""
 
-    form: SevenForm
+    form: StrassenForm
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut, store: Store) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut, store: StoreTile) -> None:
         spec, w = product.spec, product.w
-        if not suits_seven(spec, w.machine, tile.vectors):
+        if not suits_strassen(spec, w.machine, tile.vectors):
             raise Declined("its halves are no whole tiles")
         assert isinstance(spec.m, int) and isinstance(spec.n, int) and isinstance(spec.k, int)
         self.m, self.n, self.k = spec.m // 2, spec.n // 2, spec.k // 2
-        half = Values(w, replace(spec, m=self.m, n=self.n, k=self.k))
-        super().__init__(half, SevenForm(half, tile, cut), store)
+        half = ProductValues(w, replace(spec, m=self.m, n=self.n, k=self.k))
+        super().__init__(half, StrassenForm(half, tile, cut), store)
         self.kept = w.scratch(4 * self.strip * self.width * 4)
         self.sums = self.form.scratch(sum_bytes(spec))
-        self.table, self.terms = SEVEN, SEVEN[0]
+        self.table, self.terms = STRASSEN, STRASSEN[0]
 
     def units(self) -> None:
         """The loop over them: the eight products where not all sums of A are finite."""
         finite = self._add_up()
-        for table, test in ((SEVEN, finite), (EIGHT, self.w(f"xor i1 {finite}, true"))):
+        for table, test in ((STRASSEN, finite), (EIGHT, self.w(f"xor i1 {finite}, true"))):
             self.table = table
             with self.w.when(test):
                 super().units()

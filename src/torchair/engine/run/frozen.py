@@ -8,25 +8,32 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.gate import (
+from torchair.codegen.cpu.identity import HITS, Known, test_address, test_of
+from torchair.codegen.cpu.native_guard import (
     ANY,
     DictEntry,
     Same,
     Task,
     TensorLike,
     TensorTaken,
-    gate,
+    native_guard,
 )
-from torchair.codegen.cpu.identity import HITS, Known, test_address, test_of
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.run.contents import Contents
 
 __all__ = [
-    "ANY", "DictEntry", "Held", "Same", "Task", "TensorLike", "TensorTaken", "native_gate",
-]  # fmt: skip
+    "ANY",
+    "DictEntry",
+    "FrozenTensors",
+    "Same",
+    "Task",
+    "TensorLike",
+    "TensorTaken",
+    "argument_guard",
+]
 
 
-class Held:
+class FrozenTensors:
     """Tensors by their position among arguments.
 
     Writes that torch counts are found by the version of a tensor, all others by its contents, if
@@ -34,9 +41,12 @@ class Held:
     """
 
     def __init__(
-        self, tensors: Mapping[int, torch.Tensor], length: int, copied: Iterable[int] = (),
+        self,
+        tensors: Mapping[int, torch.Tensor],
+        length: int,
+        copied: Iterable[int] = (),
         contents: Contents | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`length` is the number of arguments; contents of those at `copied` count as well, given
         as `contents` where another one looks at the same: what one finds, both know."""
         self.tensors = dict(tensors)
@@ -98,7 +108,7 @@ class Held:
         """Take note of tests that passed elsewhere."""
         self._hits += count
 
-    def is_over(self, other: Held) -> bool:
+    def is_over(self, other: FrozenTensors) -> bool:
         """Whether these tensors lie in the same memory as others."""
         return {i: known[0] for i, known in self._known.items()} == {
             i: known[0] for i, known in other._known.items()
@@ -118,10 +128,10 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-# ---- gates and guards ----
+# ---- guards ----
 
 
-def native_gate(
+def argument_guard(
     length: int,
     records: Sequence[TensorLike | TensorTaken | Same],
     entries: Sequence[DictEntry] = (),
@@ -131,5 +141,5 @@ def native_gate(
     code."""
     if not cpu().runs():
         return None
-    made = gate(cpu().library, length, records, entries, task)
+    made = native_guard(cpu().library, length, records, entries, task)
     return None if made is None else made[0]

@@ -16,15 +16,15 @@ from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.inspect.dump import GraphDump
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import EngineOptions
-from torchair.engine.plan.family import Member
-from torchair.engine.plan.planner import Layout
+from torchair.engine.plan.planner import OutputLayout
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.held import Held
+from torchair.engine.plan.shape_family import ShapePlan
+from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.lanes import Watch
 from torchair.engine.run.native import ProgramPool
 from torchair.engine.run.trial import call_of
 from torchair.engine.session.inspection import with_rows
-from torchair.engine.session.plans import PlanCache, Pool
+from torchair.engine.session.plans import PlanCache, PlanPool
 from torchair.engine.session.user_memory import UserMemory
 from torchair.engine.session.weights import weights_to_pack
 from torchair.engine.units.native_units import NativeUnits
@@ -36,14 +36,14 @@ from torchair.trace import Trace
 
 
 @dataclass
-class Loaded:
+class LoadedGraph:
     """A graph as it was handed to the engine, the same for all weights."""
 
     name: str
     graph: Graph
     state: GraphState
     options: EngineOptions
-    layouts: Sequence[Layout | None]
+    layouts: Sequence[OutputLayout | None]
     device: str
     target: Target | None = None  # who makes kernels, if not the one of the device
     finished: bool = False  # it has been compiled before
@@ -51,20 +51,21 @@ class Loaded:
     memory: UserMemory | None = None
 
 
-class Edition:
+class WeightVariant:
     """One set of weights, and the plans that were made with them."""
 
     as_given = True
     """Whether programs take the tensors of a call as they are."""
 
     def __init__(
-        self, loaded: Loaded, compiler: GraphCompiler, trace: Trace, watch: Watch | None
+        self, loaded: LoadedGraph, compiler: GraphCompiler, trace: Trace, watch: Watch | None
     ) -> None:
         """`watch` looks on while programs run."""
         self.name = loaded.name
         self.loaded, self.compiler, self.trace, self.watch = loaded, compiler, trace, watch
-        self.held: Held | None = None  # weights that were packed, if any
-        self.profiled: WeakKeyDictionary[Pool, Pool] = WeakKeyDictionary()  # programs for profiles
+        self.frozen_tensors: FrozenTensors | None = None  # weights that were packed, if any
+        # programs for profiles
+        self.profiled: WeakKeyDictionary[PlanPool, PlanPool] = WeakKeyDictionary()
         self.lock = Lock()
 
     # ---- weights ----
@@ -75,17 +76,17 @@ class Edition:
         weights = self._weights(inputs) if frozen and inputs is not None else {}
         compiler.fuse(weights)
         self.inputs, self.plans = compiler.inputs, PlanCache(compiler.inputs)
-        self.held = None
+        self.frozen_tensors = None
         if compiler.units is not None and weights:
             assert inputs is not None
-            self.held = Held({i: inputs[i] for i in weights}, len(inputs))
+            self.frozen_tensors = FrozenTensors({i: inputs[i] for i in weights}, len(inputs))
         self.compiler = compiler
 
     def _weights(self, inputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         loaded = self.loaded
         return weights_to_pack(loaded.graph, loaded.state, inputs, loaded.options.frozen)
 
-    def another(self) -> Edition:
+    def another(self) -> WeightVariant:
         """The same graph, without weights so far."""
         made = copy.copy(self)
         made.lock = Lock()
@@ -93,12 +94,16 @@ class Edition:
 
     def repack(self, inputs: Sequence[torch.Tensor]) -> None:
         """Pack the weights again, which are where they were."""
-        assert self.units is not None and self.held is not None
-        held = Held({i: inputs[i] for i in self.held.tensors}, len(inputs), self.held.copied)
+        assert self.units is not None and self.frozen_tensors is not None
+        frozen_tensors = FrozenTensors(
+            {i: inputs[i] for i in self.frozen_tensors.tensors},
+            len(inputs),
+            self.frozen_tensors.copied,
+        )
         if not self.units.repack():
             self.take(inputs, True)
             return
-        self.held = held
+        self.frozen_tensors = frozen_tensors
 
     @property
     def units(self) -> NativeUnits | None:
@@ -107,7 +112,7 @@ class Edition:
 
     # ---- plans ----
 
-    def find(self, inputs: Sequence[torch.Tensor]) -> Pool | GraphDump:
+    def find(self, inputs: Sequence[torch.Tensor]) -> PlanPool | GraphDump:
         """The plan for inputs like these, made now if need be; or what dumps the graph."""
         self.inputs.check(inputs)
         if self.loaded.dump is not None:
@@ -120,7 +125,7 @@ class Edition:
         self.plans.use(pool)
         return pool
 
-    def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> Pool:
+    def _pool(self, key: Any, inputs: Sequence[torch.Tensor]) -> PlanPool:
         pool = self.made(inputs, key, partial(self.compiler.bind, watch=self.watch))
         if self.loaded.memory is not None:
             self.loaded.memory.put(pool)
@@ -131,14 +136,16 @@ class Edition:
         self,
         inputs: Sequence[torch.Tensor],
         given: Sequence[int],
-        bind: Callable[[Plan | Member], Bound],
+        bind: Callable[[Plan | ShapePlan], Bound],
     ) -> Bound:
         """A program for inputs like these, and a note of the weights that it has copies of."""
         with self.trace.within():
             made = self.compiler.program(inputs, given, bind)
-        if self.held is not None and self.units is not None:
+        if self.frozen_tensors is not None and self.units is not None:
             copied, data = self.units.copied, self.inputs.data
-            self.held.note_copies([i for i in self.held.tensors if data[i] in copied])
+            self.frozen_tensors.note_copies(
+                [i for i in self.frozen_tensors.tensors if data[i] in copied]
+            )
         return made
 
     def plan_ahead(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -163,9 +170,7 @@ class Edition:
 
     # ---- runs ----
 
-    def seen(
-        self, inputs: Sequence[torch.Tensor], keep: bool = False
-    ) -> Sequence[torch.Tensor]:
+    def seen(self, inputs: Sequence[torch.Tensor], keep: bool = False) -> Sequence[torch.Tensor]:
         """The inputs of a call as plans are made for them; `keep` is for programs that hold them
         longer than a call."""
         return inputs
@@ -178,7 +183,7 @@ class Edition:
     ) -> list[torch.Tensor]:
         """Outputs of the graph, put into `assigned` ones; `profiled` shows each kernel."""
         plans = self.plans
-        pool: Pool | GraphDump | None = plans.latest
+        pool: PlanPool | GraphDump | None = plans.latest
         guards = None if pool is None else pool.guards
         if pool is None or guards is None or not guards.check(*plans.pick(inputs)):
             pool = self.find(inputs)
@@ -204,7 +209,7 @@ class Edition:
         own = [t.clone() if i in updated else t for i, t in enumerate(inputs)]
         return call_of(pool, own) if isinstance(pool, ProgramPool) else None
 
-    def untuned(self, inputs: Sequence[torch.Tensor]) -> Edition:
+    def untuned(self, inputs: Sequence[torch.Tensor]) -> WeightVariant:
         """The same graph and weights, with the kernels that rules make."""
         made = self.another()
         made.compiler = self.compiler.untuned()

@@ -1,5 +1,5 @@
-"""A native function that Python calls with the arguments of a call: are they what was expected?
-Then, if a program is bound to it, it takes their addresses and runs that program, all in one.
+"""Native guard and entry: one function that checks all arguments of a call and, if a program is
+bound to it, passes their addresses to the program and runs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEAD = (
     "address.of", "type.of", "index.of", "rank.of", "sizes.of", "strides.of",
     "needs.grad", "grad.mode", "count.threads",
 )  # fmt: skip
-"""Words of the whole gate."""
+"""Words of the whole guard."""
 _NUMBERS = frozenset(HEAD[:5]) | {"inside", "keys.at", "mask", "threads", "fault.count", "long"}
 
 RECORD = ("position", "kind", "object", "class", "keys", "type", "index", "rank", "dims", "target")
@@ -262,14 +262,16 @@ other:
 _FIELD = re.compile(r"  %(\S+) = field (\w+) (record|entry)\.(\w+)$", re.M)
 
 
-def gate_text() -> str:
+def guard_text() -> str:
     """The function in LLVM's language; its name is ENTRY."""
     names = [*(name for name, *_ in _FACTS[1:]), "dims"]
     facts = "".join(
         filled(_FACT, NAME=name, TYPE=kind, PLACE=place, NEXT=following)
         for (name, kind, place), following in zip(_FACTS, names, strict=True)
     )
-    sides = "".join(filled(_SIDE, NAME=n, LIST=held, INDEX=at) for n, held, at in _SIDES)
+    sides = "".join(
+        filled(_SIDE, NAME=n, LIST=frozen_tensors, INDEX=at) for n, frozen_tensors, at in _SIDES
+    )
     head = table_words(HEAD, _NUMBERS)
     text = filled(_TEXT, **{"HEAD\n": head, "FACTS\n": facts, "SIDES\n": sides})
     text = text.replace("mul i64 %e, ENTRY", f"mul i64 %e, {len(ENTRY)}")
@@ -286,9 +288,12 @@ def _field(found: re.Match[str]) -> str:
 
 
 _OBJECTS = {
-    "tensor": torch.Tensor, "parameter": torch.nn.Parameter,
-    "true": True, "false": False, "none": None,
-}  # fmt: skip
+    "tensor": torch.Tensor,
+    "parameter": torch.nn.Parameter,
+    "true": True,
+    "false": False,
+    "none": None,
+}
 
 ANY = -1
 """A dim or a stride that is not compared."""
@@ -328,7 +333,7 @@ class Same:
 class DictEntry:
     """What a dict must hold under a key: this object, and if it is a tensor, where it was."""
 
-    home: dict[str, Any]
+    owner: dict[str, Any]
     key: str
     value: Any
 
@@ -336,7 +341,8 @@ class DictEntry:
 @dataclass(frozen=True)
 class Task:
     """A program to run: its address, the driver's, the most threads, and words that kernels set
-    when they meet a bad index. `held` is a test of identity, its table and what it looks at."""
+    when they meet a bad index. `frozen_tensors` is a test of identity, its table and what it looks
+    at."""
 
     program: int
     driver: int
@@ -344,23 +350,23 @@ class Task:
     faults: int
     fault_count: int
     long: bool
-    held: tuple[int, Any, list[Any]] | None = None
+    frozen_tensors: tuple[int, Any, list[Any]] | None = None
 
 
 class Table(ctypes.Array):
-    """The words that a gate reads. It keeps what they point to."""
+    """The words that a native guard reads. It keeps what they point to."""
 
     _type_ = ctypes.c_int64
     _length_ = 0
 
 
-Record = TensorLike | TensorTaken | Same
+ArgumentRecord = TensorLike | TensorTaken | Same
 
 
-def gate(
+def native_guard(
     library: Library,
     length: int,
-    records: Sequence[Record],
+    records: Sequence[ArgumentRecord],
     entries: Sequence[DictEntry] = (),
     task: Task | None = None,
 ) -> tuple[Callable[..., bool | None], Table] | None:
@@ -382,18 +388,22 @@ def gate(
     head["entries.at"], head["records.at"] = base + 8 * first, base + 8 * second
     if task is not None:
         head |= {
-            "program": task.program, "driver": task.driver, "threads": task.threads,
-            "faults": task.faults, "fault.count": task.fault_count, "long": int(task.long),
-        }  # fmt: skip
-        if task.held is not None:
-            test, asked, given = task.held
+            "program": task.program,
+            "driver": task.driver,
+            "threads": task.threads,
+            "faults": task.faults,
+            "fault.count": task.fault_count,
+            "long": int(task.long),
+        }
+        if task.frozen_tensors is not None:
+            test, asked, given = task.frozen_tensors
             head |= {"held": test, "held.table": ctypes.addressof(asked), "held.list": id(given)}
     table[0:words] = [head[name] for name in HEAD]
     table[first:second] = [w for e in entries for w in _entry_words(e)]
     for k, record in enumerate(records):
         at = second + len(RECORD) * k
-        told = _record(record, found["mask"]) | {"dims": base + 8 * dims_at}
-        table[at : at + len(RECORD)] = [told.get(name, 0) for name in RECORD]
+        fields = _record(record, found["mask"]) | {"dims": base + 8 * dims_at}
+        table[at : at + len(RECORD)] = [fields.get(name, 0) for name in RECORD]
         if isinstance(record, TensorLike):
             both = (*record.dims, *record.strides)
             table[dims_at : dims_at + len(both)] = both
@@ -405,18 +415,21 @@ def gate(
 def _entry_words(entry: DictEntry) -> tuple[int, ...]:
     tensor = isinstance(entry.value, torch.Tensor)
     place = (entry.value._cdata, entry.value.data_ptr()) if tensor else (0, 0)
-    return id(entry.home), id(entry.key), id(entry.value), *place
+    return id(entry.owner), id(entry.key), id(entry.value), *place
 
 
-def _record(record: Record, mask: int) -> dict[str, int]:
+def _record(record: ArgumentRecord, mask: int) -> dict[str, int]:
     """Words of a record by their names, all but those that are 0; `mask` tells which keys count."""
     if isinstance(record, TensorTaken):
         return {"position": record.position, "kind": ArgumentTest.TAKEN, "target": record.target}
     if isinstance(record, Same):
-        kind, held = ArgumentTest.EQUAL, id(record.value)
+        kind, frozen_tensors = ArgumentTest.EQUAL, id(record.value)
         if type(record.value) is float:
-            kind, held = ArgumentTest.BITS, struct.unpack("q", struct.pack("d", record.value))[0]
-        asked = {"kind": kind, "object": held, "class": id(type(record.value))}
+            kind, frozen_tensors = (
+                ArgumentTest.BITS,
+                struct.unpack("q", struct.pack("d", record.value))[0],
+            )
+        asked = {"kind": kind, "object": frozen_tensors, "class": id(type(record.value))}
         return {"position": record.position, **asked}
     t = record.sample
     keys = signed(dispatch_keys(t).raw_repr() & mask & (2**64 - 1))
@@ -427,7 +440,7 @@ def _record(record: Record, mask: int) -> dict[str, int]:
 
 
 def _callable(library: Library, table: Any) -> Callable[..., bool | None]:
-    """The gate over one table as a builtin function of Python."""
+    """The native guard over one table as a builtin function of Python."""
     table.method = _MethodDef(b"gate", _entry(library), _FASTCALL, None)
     new = ctypes.pythonapi.PyCMethod_New
     new.restype = ctypes.py_object
@@ -449,9 +462,9 @@ _FASTCALL = 0x80  # METH_FASTCALL: an array of arguments and their number
 
 @cache
 def _entry(library: Library) -> int:
-    return library.address(gate_kernel())
+    return library.address(guard_kernel())
 
 
-def gate_kernel() -> Kernel:
-    """The code of gates."""
-    return Kernel.of("gate", gate_text(), ())
+def guard_kernel() -> Kernel:
+    """The code of native guards."""
+    return Kernel.of("gate", guard_text(), ())

@@ -1,5 +1,5 @@
-"""Where a model keeps its tensors, and which arguments of a call share memory with what it updates.
-Loads no tracer.
+"""References to the tensors of a model (container, key, name), and which arguments of a call alias
+what it updates. Loads no tracer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from torchair.deploy.guards import Expected
 from torchair.engine.plan.records import picker
-from torchair.engine.run.held import DictEntry, native_gate
+from torchair.engine.run.frozen import DictEntry, argument_guard
 from torchair.errors import InputError
 from torchair.torch_private.dispatch import is_traceable_wrapper_subclass
 
@@ -25,7 +25,7 @@ Via = tuple[tuple[str, DictEntry], ...]
 
 
 @dataclass(frozen=True)
-class Home:
+class TensorRef:
     """A tensor of a model: the dict or list that holds it, its key there, its full name. One that
     is `loose` is neither a parameter nor a buffer; `via` leads to it."""
 
@@ -40,7 +40,7 @@ class Home:
         return self.place[self.key]
 
     @classmethod
-    def nowhere(cls) -> Home:
+    def nowhere(cls) -> TensorRef:
         """For an argument that the graph does not read."""
         return cls({"": torch.empty(0)}, "", "")
 
@@ -80,38 +80,38 @@ def roots_of(target: Any) -> dict[str, torch.nn.Module]:
     return found
 
 
-def homes_of(roots: Roots) -> list[list[Home]]:
+def tensor_refs_of(roots: Roots) -> list[list[TensorRef]]:
     """Where tensors are, for each all its places: parameters and buffers, then what modules have in
     plain attributes, lists, dicts and objects."""
-    found: dict[int, list[Home]] = {}
+    found: dict[int, list[TensorRef]] = {}
     seen: set[tuple[int, str]] = set()
-    walk = HomeWalk(roots)
+    walk = ModuleWalk(roots)
     for prefix, module, via in walk.modules:
         for place in (module._parameters, module._buffers):
             for key, tensor in place.items():
                 if tensor is None or (id(place), key) in seen:
                     continue
                 seen.add((id(place), key))
-                home = Home(place, key, f"{prefix}.{key}" if prefix else key, via=via)
-                for inner in _within(home):
+                ref = TensorRef(place, key, f"{prefix}.{key}" if prefix else key, via=via)
+                for inner in _within(ref):
                     found.setdefault(id(inner.read()), []).append(inner)
-    for home in walk.loose:
-        found.setdefault(id(home.read()), []).append(home)
+    for ref in walk.loose:
+        found.setdefault(id(ref.read()), []).append(ref)
     return list(found.values())
 
 
-def _within(home: Home) -> list[Home]:
+def _within(ref: TensorRef) -> list[TensorRef]:
     """The tensors that a parameter of a class of its own is made of, as a quantised one is: graphs
     are made of those. Else the parameter itself."""
-    tensor = home.read()
+    tensor = ref.read()
     if not is_traceable_wrapper_subclass(tensor):
-        return [home]
+        return [ref]
     parts: Any = tensor
     names, held = parts.__tensor_flatten__()[0], getattr(tensor, "__dict__", {})
     if not all(isinstance(held.get(n), torch.Tensor) and _is_plain(held[n]) for n in names):
-        return [home]
-    via = (*home.via, (home.name, DictEntry(home.place, home.key, tensor)))
-    return [Home(held, n, f"{home.name}.{n}", via=via) for n in names]
+        return [ref]
+    via = (*ref.via, (ref.name, DictEntry(ref.place, ref.key, tensor)))
+    return [TensorRef(held, n, f"{ref.name}.{n}", via=via) for n in names]
 
 
 _OWN = frozenset(vars(torch.nn.Module()))  # attributes that every module has
@@ -119,13 +119,13 @@ _DEEP = 6  # containers in containers
 _MOST = 20_000  # values that are looked at
 
 
-class HomeWalk:
+class ModuleWalk:
     """Looks through modules and what their attributes hold."""
 
     def __init__(self, roots: Roots) -> None:
         self.modules: list[tuple[str, torch.nn.Module, Via]] = []
         """All of them, also those in lists and dicts of modules; what leads to them."""
-        self.loose: list[Home] = []
+        self.loose: list[TensorRef] = []
         """Tensors in plain attributes, and in lists, dicts and objects that are there."""
         self.hidden: list[str] = []
         """Tensors that nothing can be put in the place of, and those of a special kind."""
@@ -161,7 +161,7 @@ class HomeWalk:
                 if isinstance(held, tuple) or not _is_plain(value):
                     self.hidden.append(label)
                 else:
-                    self.loose.append(Home(held, key, label, True, via))
+                    self.loose.append(TensorRef(held, key, label, True, via))
             elif isinstance(value, torch.nn.Module):
                 self._take(value, label, further)
             elif id(value) in self._seen or len(via) >= _DEEP or len(self._seen) >= _MOST:
@@ -192,27 +192,27 @@ class ModelState:
     """The model that a call reads: parameters, buffers, submodules and switches."""
 
     def __init__(
-        self, roots: Roots, homes: Sequence[Sequence[Home]], written: frozenset[int]
+        self, roots: Roots, refs: Sequence[Sequence[TensorRef]], written: frozenset[int]
     ) -> None:
         """`written` are numbers of what calls update: of tensors of the model, then of arguments"""
-        self.homes, self._written = homes, written
-        self._specs = [Expected.of(places[0].name, places[0].read().detach()) for places in homes]
-        self._parts = _parts(roots, homes)
+        self.refs, self._written = refs, written
+        self._specs = [Expected.of(places[0].name, places[0].read().detach()) for places in refs]
+        self._parts = _parts(roots, refs)
         self.settle()
 
     def settle(self) -> None:
         """Take what is there now for what is expected."""
-        self.tensors = [places[0].read() for places in self.homes]
+        self.tensors = [places[0].read() for places in self.refs]
         self._areas: SharedAreas | None = None
         entries = self.entries()
         # Natively: nothing in a dict has changed. Those in lists are with addresses of tensors.
-        self._same = native_gate(0, [], [e for e in entries if isinstance(e.home, dict)])
-        self._listed = [(e, _address(e.value)) for e in entries if not isinstance(e.home, dict)]
+        self._same = argument_guard(0, [], [e for e in entries if isinstance(e.owner, dict)])
+        self._listed = [(e, _address(e.value)) for e in entries if not isinstance(e.owner, dict)]
 
     def sharing(self) -> SharedAreas:
         """What calls update, with the tensors that the model has now."""
         if self._areas is None:
-            names = [places[0].name for places in self.homes]
+            names = [places[0].name for places in self.refs]
             self._areas = SharedAreas(names, self.tensors, self._written)
         return self._areas
 
@@ -223,7 +223,7 @@ class ModelState:
 
     def entries(self) -> list[DictEntry]:
         """What must be where."""
-        held = [DictEntry(h.place, h.key, h.read()) for places in self.homes for h in places]
+        held = [DictEntry(h.place, h.key, h.read()) for places in self.refs for h in places]
         return [*held, *self._parts.values()]
 
     def problem(self) -> InputError | None:
@@ -236,7 +236,7 @@ class ModelState:
         return error
 
     def _compared(self) -> InputError | None:
-        for spec, places in zip(self._specs, self.homes, strict=True):
+        for spec, places in zip(self._specs, self.refs, strict=True):
             now = [look(h.place, h.key) for h in places]
             found = spec.problem(None if now[0] is None else now[0].detach(), {})
             if found is None and any(t is not now[0] for t in now):
@@ -244,36 +244,38 @@ class ModelState:
             if found is not None:
                 return _changed(spec.name, *found)
         for name, part in self._parts.items():
-            there = look(part.home, part.key)
+            there = look(part.owner, part.key)
             if there is not part.value:
                 return _changed(name, _shown(part.value), _shown(there))
         return None
 
 
-def _parts(roots: Roots, homes: Sequence[Sequence[Home]]) -> dict[str, DictEntry]:
+def _parts(roots: Roots, refs: Sequence[Sequence[TensorRef]]) -> dict[str, DictEntry]:
     """Submodules and switches that tracing has relied on, and lists and the like that lead to
     tensors, by name."""
     found: dict[str, DictEntry] = {}
-    for prefix, module, _ in HomeWalk(roots).modules:
+    for prefix, module, _ in ModuleWalk(roots).modules:
         at = f"{prefix}." if prefix else ""
         found[f"{at}training"] = DictEntry(module.__dict__, "training", module.training)
         for key, child in module._modules.items():
             found[f"{at}{key}"] = DictEntry(module._modules, key, child)
-    for home in (home for places in homes for home in places):
-        found |= dict(home.via)
+    for ref in (ref for places in refs for ref in places):
+        found |= dict(ref.via)
     return found
 
 
 def _changed(name: str, expected: str, got: str) -> InputError:
     return InputError(
         f"{name} of the model is not what it was when it was compiled",
-        name=name, expected=expected, got=got,
-    )  # fmt: skip
+        name=name,
+        expected=expected,
+        got=got,
+    )
 
 
 def _is_there(known: tuple[DictEntry, int]) -> bool:
     entry, address = known
-    there = look(entry.home, entry.key)
+    there = look(entry.owner, entry.key)
     return there is entry.value and _address(there) == address
 
 
@@ -289,7 +291,7 @@ def _shown(part: Any) -> str:
 # ---- what a call updates, and what lies there ----
 
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]  # dims and strides
+ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]  # dims and strides
 
 
 class SharedMemory(InputError):
@@ -317,7 +319,7 @@ class _Areas:
                 self._starts.append(start)
                 self._ends.append(start + length)
 
-    def meet(self, start: int, length: int) -> bool:
+    def overlaps(self, start: int, length: int) -> bool:
         """Whether a piece of memory has a byte in common with one of them."""
         k = bisect_right(self._ends, start)
         return k < len(self._ends) and self._starts[k] < start + length
@@ -342,19 +344,21 @@ class SharedAreas:
         """Whether arguments, in bytes, lie apart from what is updated. No says nothing yet: they
         may lie between its elements."""
         if not self._arguments:
-            return not any(map(self._areas[False].meet, addresses, lengths))
+            return not any(map(self._areas[False].overlaps, addresses, lengths))
         spans = []
         for k, (start, length) in enumerate(zip(addresses, lengths, strict=True)):
             written = k in self._arguments
-            if self._areas[written].meet(start, length):
+            if self._areas[written].overlaps(start, length):
                 return False
             spans.append((start, start + length, written))
         return _lie_apart(spans)
 
     def guarding(
-        self, call: Callable[..., Any], slowly: Callable[..., Any],
+        self,
+        call: Callable[..., Any],
+        slowly: Callable[..., Any],
         arguments: Mapping[int, torch.Tensor],
-    ) -> Callable[..., Any]:  # fmt: skip
+    ) -> Callable[..., Any]:
         """A call that updates something, if arguments like these, by position, lie apart from that.
         Where the model keeps its tensors, `call` compares."""
         lengths, taken = list(map(extent, arguments.values())), picker(list(arguments))
@@ -389,21 +393,24 @@ class SharedAreas:
                     break
                 matters = {k, other} & self._written and max(k, other) >= count
                 if matters and more and _collide(every[k], every[other], after - start):
-                    return self._told(names, *sorted((k, other)))
+                    return self._shared(names, *sorted((k, other)))
         return None
 
-    def _told(self, names: Sequence[str], first: int, second: int) -> SharedMemory:
+    def _shared(self, names: Sequence[str], first: int, second: int) -> SharedMemory:
         if first >= len(self.tensors):
             return SharedMemory(
                 f"the call updates its arguments, and {names[first]} and {names[second]} share "
-                "memory", name=names[second],
+                "memory",
+                name=names[second],
                 hint="pass a copy of one, or use torch.compile, which takes such calls",
-            )  # fmt: skip
+            )
         updated = names[first if first in self._written else second]
         error = SharedMemory(
             f"the call updates {updated}, and the argument {names[second]} shares memory with "
-            f"{names[first]} of the model", name=names[second], hint="pass a copy of it",
-        )  # fmt: skip
+            f"{names[first]} of the model",
+            name=names[second],
+            hint="pass a copy of it",
+        )
         error.of_model = True
         return error
 
@@ -425,11 +432,11 @@ def _collide(a: torch.Tensor, b: torch.Tensor, offset: int) -> bool:
     if b.element_size() != size or offset % size:
         return True
     first, second = ((tuple(t.shape), t.stride()) for t in (a, b))
-    return _meet(first, second, offset // size)
+    return _overlap(first, second, offset // size)
 
 
 @lru_cache(maxsize=256)
-def _meet(a: Layout, b: Layout, offset: int) -> bool:
+def _overlap(a: ShapeAndStrides, b: ShapeAndStrides, offset: int) -> bool:
     """Whether layouts have a place in common, of which the second begins so many elements later.
     They may lie between each other as columns of a matrix do."""
     ends = (sum((n - 1) * s for n, s in zip(*x, strict=True)) for x in (a, b))

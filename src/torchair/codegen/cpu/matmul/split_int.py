@@ -22,22 +22,22 @@ from dataclasses import dataclass
 
 import torch
 
-from torchair.codegen.cpu.matmul.forms import FEW, PanelForm, Place, ProductForm
+from torchair.codegen.cpu.matmul.forms import FEW, PanelForm, PositionInB, ProductForm
 from torchair.codegen.cpu.matmul.pack import load_column, panels_of
 from torchair.codegen.cpu.matmul.tile import (
     BYTES_AT_ONCE,
     USUAL,
-    Code,
-    Numbers,
-    Store,
+    Arithmetic,
+    KernelFunction,
+    ProductValues,
+    StoreTile,
     Tile,
     TileCode,
     TileCut,
-    Values,
     widest_tile,
 )
-from torchair.codegen.numbers import STORAGE
 from torchair.codegen.requests import MatMul
+from torchair.codegen.sizes import STORAGE
 from torchair.codegen.text.maths_vector import Vector, wide
 from torchair.codegen.text.memory import arrived
 from torchair.codegen.text.writer import KernelWriter, Loop, Machine, Writer, lane_numbers
@@ -54,7 +54,7 @@ class IntegerForm(PanelForm):
 
     name = "bytes"
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, tile, cut)
         k = product.spec.k
         assert isinstance(k, int)
@@ -76,7 +76,7 @@ class IntegerForm(PanelForm):
 
 
 @dataclass(frozen=True)
-class StageBytes(Code):
+class StageBytes(KernelFunction):
     """A function that writes `count` bytes of some rows of A to memory of the thread."""
 
     arguments = "ptr %a, ptr noalias %to, i64 %count, i64 %a_row, i64 %a_k"
@@ -101,7 +101,7 @@ class StageBytes(Code):
                 t.do(f"store i8 {shifted}, ptr {t.offset(to, 'i8', at.index)}, align 1")
 
 
-def whole(store: Store, machine: Machine) -> Store:
+def whole(store: StoreTile, machine: Machine) -> StoreTile:
     """Sums without what the shift of A has added to them."""
     if not machine.shifts_bytes:
         return store
@@ -138,7 +138,7 @@ _HEAD = 64  # bytes for what is known of a row: see _Head
 _LONGEST = 1 << 16  # numbers whose sums fit 32 bits
 
 
-class _Head:
+class _RowHeader:
     """Where things are in the head of a row, counted in 32 bits."""
 
     UNIT, SUM, LOW, LEFT, DIGITS = 0, 1, 2, 4, 6
@@ -153,7 +153,7 @@ class _Rest:
     """What digits have left, in float32; the lowest digits; the fours that have such."""
 
 
-def in_digits(spec: MatMul, machine: Machine) -> bool:
+def splits_rows(spec: MatMul, machine: Machine) -> bool:
     """Whether few rows of A are multiplied as digits, and bytes of B lie in panels for that."""
     weight, k = spec.weight, spec.k
     if weight is None or weight.bits != 8 or weight.group != k or not isinstance(k, int):
@@ -162,10 +162,10 @@ def in_digits(spec: MatMul, machine: Machine) -> bool:
     return fits and spec.a[2] == 1 and k % machine.lanes == 0 and 0 < k < _LONGEST
 
 
-class DigitForm(ProductForm):
+class SplitIntForm(ProductForm):
     """Tiles of one or two rows of A over panels of bytes."""
 
-    def __init__(self, product: Values, tile: Tile, cut: TileCut = USUAL) -> None:
+    def __init__(self, product: ProductValues, tile: Tile, cut: TileCut = USUAL) -> None:
         super().__init__(product, Tile(min(MOST_ROWS, tile.rows), tile.vectors), cut)
         w, m, k = product.w, product.spec.m, int(product.k)
         most = min(m, FEW) if isinstance(m, int) else FEW  # rows, all of which have digits
@@ -178,7 +178,7 @@ class DigitForm(ProductForm):
     def prepare(self) -> None:
         """Digits of all rows, once for a thread."""
         p, w = self.product, self.product.w
-        p.define("digits", _DigitsOfRow(p.spec))
+        p.define("digits", _SplitRow(p.spec))
         with w.loop("0", p.m) as row:
             w.run("digits", p.address_of_a("0", row.index, "0"), *self._row(row.index))
 
@@ -188,9 +188,9 @@ class DigitForm(ProductForm):
         # Nothing is fetched ahead: that took a fifth more time where pages were small.
         code = TileCode(numbers, Tile(_DIGITS * rows, vectors), k, "1", str(width), k, False)
         p.define(f"whole{rows}", code)
-        p.define(f"sums{rows}", _Sums(Tile(rows, vectors), p.spec))
+        p.define(f"sums{rows}", _SplitSums(Tile(rows, vectors), p.spec))
 
-    def begin(self, place: Place, count: str, fresh: str | None) -> None:
+    def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         p, w, n = self.product, self.product.w, place[2]
         self._b = w.offset(w.pointer(1), "i8", w.mul(n, p.k))
         weight = p.spec.weight
@@ -209,13 +209,13 @@ class DigitForm(ProductForm):
         return [w.offset(at, "i8", w.mul(row, size)) for at, size in sizes]
 
 
-def _numbers(w: Writer) -> Numbers:
+def _numbers(w: Writer) -> Arithmetic:
     """Digits times weights without a sign."""
-    return Numbers("i8", w.lanes, BYTES_AT_ONCE, True, swapped=True)
+    return Arithmetic("i8", w.lanes, BYTES_AT_ONCE, True, swapped=True)
 
 
 @dataclass(frozen=True)
-class _DigitsOfRow(Code):
+class _SplitRow(KernelFunction):
     """A function that writes a row of A as digits, and its head."""
 
     arguments = "ptr %a, ptr noalias %to, ptr noalias %rest, ptr noalias %head"
@@ -231,15 +231,15 @@ class _DigitsOfRow(Code):
         up = t(f"select i1 {finite}, float {up}, float 0.0")
         unit = self._power_of_two(t, t(f"sub i32 {power}, {_TOP - 1}"))
         sums, low, left = self._write(t, up, unit, finite)
-        self._keep(t, _Head.LOW, "i64", low)
-        self._keep(t, _Head.LEFT, "i64", left)
-        self._keep(t, _Head.UNIT, "float", unit)
+        self._keep(t, _RowHeader.LOW, "i64", low)
+        self._keep(t, _RowHeader.LEFT, "i64", left)
+        self._keep(t, _RowHeader.UNIT, "float", unit)
         total = "0.0"
         for number, digits in reversed(list(enumerate(sums))):
-            self._keep(t, _Head.DIGITS + number, "i32", t(f"shl i32 {digits}, 7"))
+            self._keep(t, _RowHeader.DIGITS + number, "i32", t(f"shl i32 {digits}, 7"))
             more = t(f"sitofp i32 {digits} to float")
             total = t(f"fadd float {t(f'fmul float {total}, 256.0')}, {more}")
-        self._keep(t, _Head.SUM, "float", t(f"fmul float {total}, {unit}"))
+        self._keep(t, _RowHeader.SUM, "float", t(f"fmul float {total}, {unit}"))
 
     def _cells(self, t: Writer, at: str) -> str:
         return t(f"load {t.vector('i16')}, ptr {t.offset('%a', 'i16', at)}, align 2")
@@ -318,7 +318,7 @@ class _DigitsOfRow(Code):
 
 
 @dataclass(frozen=True)
-class _Sums(Code):
+class _SplitSums(KernelFunction):
     """A function that makes a tile of sums in float32 of whole sums of digits."""
 
     arguments = "ptr %digits, ptr %rest, ptr %head, ptr %b, ptr %offsets, ptr noalias %totals"
@@ -332,7 +332,9 @@ class _Sums(Code):
         for row in range(rows):
             head = t.offset("%head", "i8", row * _HEAD)
             rest = t.offset("%rest", "i8", row * _REST * k)
-            unit, total = (_repeated(t, "float", head, x) for x in (_Head.UNIT, _Head.SUM))
+            unit, total = (
+                _repeated(t, "float", head, x) for x in (_RowHeader.UNIT, _RowHeader.SUM)
+            )
             lowest, values = self._lowest(t, head, rest), []
             for j in range(vectors):
                 value = self._number(t, whole, head, row, j, lowest[j]) * unit
@@ -367,7 +369,7 @@ class _Sums(Code):
         kind, numbers = t.vector("i32"), _numbers(t)
         low = t.offset(rest, "i8", _Rest.LOW * int(str(self.spec.k)))
         zeros = [(kind, "zeroinitializer")] * self.tile.vectors
-        which = (_Head.LOW, _Rest.FOURS_LOW)
+        which = (_RowHeader.LOW, _Rest.FOURS_LOW)
         with self._listed(t, head, rest, which, zeros) as (loop, first, line):
             digits = t.splat("i32", t(f"load i32, ptr {t.offset(low, 'i8', first)}, align 4"))
             for j, total in enumerate(loop.carried):
@@ -377,7 +379,7 @@ class _Sums(Code):
 
     def _with_rest(self, t: Writer, head: str, rest: str, values: list[Vector]) -> list[Vector]:
         """The sums of a row with what its digits have left, if they have."""
-        which, before = (_Head.LEFT, _Rest.FOURS_LEFT), [(v.type, v.name) for v in values]
+        which, before = (_RowHeader.LEFT, _Rest.FOURS_LEFT), [(v.type, v.name) for v in values]
         with self._listed(t, head, rest, which, before) as (loop, first, line):
             sums = [wide(t, "float", x) for x in loop.carried]
             for q in range(BYTES_AT_ONCE):
@@ -400,7 +402,7 @@ class _Sums(Code):
         places = [(row * _DIGITS + i) * self.tile.vectors + vector for i in range(_DIGITS)]
         sums = [wide(t, "i32").load(t.offset(whole, kind, x), 16) for x in places]
         for number, total in reversed(list(enumerate([wide(t, "i32", lowest), *sums]))):
-            digits = (total - _repeated(t, "i32", head, _Head.DIGITS + number)).to("float")
+            digits = (total - _repeated(t, "i32", head, _RowHeader.DIGITS + number)).to("float")
             value = digits if value is None else value * 256.0 + digits
         assert value is not None
         return value

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: bytes by the hash of all that they were made from, in a private folder.
+"""The kernel cache: compiled kernels on disk, keyed by a hash of their source, in a private folder.
 
 An entry is never trusted: it must be a file of this user, of its own name, with the right checksum.
 Whatever goes wrong costs the entry, or the cache, never a result.
@@ -39,7 +39,7 @@ class _Untrusted(Exception):
 
 
 @dataclass(frozen=True)
-class KeptFile:
+class KernelFile:
     """A file of the store."""
 
     path: Path
@@ -63,7 +63,7 @@ class KernelStore:
         self.folder, self.limit = folder, limit
         self.hits = self.misses = 0
         self._readable = self._writable = True
-        self._told = False
+        self._warned = False
         self._checked = False
         self._counted: int | None = None  # bytes that were there
         self._written = 0  # since they were counted
@@ -103,10 +103,10 @@ class KernelStore:
             self._writable = False
             self._warn(f"new kernels are not cached: {e}")
 
-    def entries(self) -> list[KeptFile]:
+    def entries(self) -> list[KernelFile]:
         """All entries, those used longest ago first."""
         named = [(path, known) for path, known in self._files() if len(path.name) == 2 * _DIGEST]
-        found = [KeptFile(path, known.st_size, known.st_mtime) for path, known in named]
+        found = [KernelFile(path, known.st_size, known.st_mtime) for path, known in named]
         return sorted(found, key=lambda e: e.used)
 
     def clear(self) -> int:
@@ -192,8 +192,8 @@ class KernelStore:
 
     def _warn(self, text: str) -> None:
         note(Fallback.CACHE_FILE, f"kernel cache: {text}")
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             warnings.warn(f"kernel cache: {text}")
 
 
@@ -233,7 +233,7 @@ def in_use() -> KernelStore | None:
 
 
 @contextmanager
-def kept(wanted: bool) -> Iterator[None]:
+def caching(wanted: bool) -> Iterator[None]:
     """Whether kernels that are compiled inside are looked up and kept."""
     token = _wanted.set(wanted and _wanted.get())
     try:
