@@ -3,6 +3,8 @@ against float64 and against vLLM's own operators. Only where vLLM is installed (
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +30,21 @@ from vllm_checkpoints import quantised as rounded
 
 ROWS = (5, 1, 19)
 INT8 = "int8 x int8"
+
+
+def test_kernels_are_offered_when_vllm_has_loaded_its_own():
+    program = (
+        "import sys\n"
+        "from torchair import vllm_plugin\n"
+        "vllm_plugin.register()\n"
+        "assert 'torchair.vllm_plugin.quantised' not in sys.modules\n"
+        "from vllm.model_executor.kernels import linear\n"
+        "from vllm.platforms import PlatformEnum\n"
+        "tables = linear._POSSIBLE_KERNELS, linear._POSSIBLE_INT8_KERNELS\n"
+        "print(*(t[PlatformEnum.CPU][0].__name__ for t in tables))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split()[-2:] == ["TorchairWeightKernel", "TorchairInt8Kernel"]
 
 
 # ---- whole models ----

@@ -6,6 +6,10 @@ calls them while vLLM itself is being imported.
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from torchair.import_hooks import when_imported
+
 PLATFORM = "torchair.vllm_plugin.platform.TorchairCpuPlatform"
 
 
@@ -20,7 +24,13 @@ def choose_platform() -> str | None:
 def register() -> None:
     """Let linear layers of models that torchair compiles be torch operators; once per process."""
     from torchair.vllm_plugin.linear import keep_weights
-    from torchair.vllm_plugin.quantised import offer_kernels
 
     keep_weights()
+    when_imported({"vllm.model_executor.kernels.linear": _offer_kernels})
+
+
+def _offer_kernels(kernels: ModuleType) -> None:
+    """Offer kernels for quantised layers once vLLM has its own: an unquantised model needs none."""
+    from torchair.vllm_plugin.quantised import offer_kernels
+
     offer_kernels()
