@@ -96,16 +96,9 @@ class TwoStreams(nn.Module):
 class Reduce(nn.Module):
     def forward(self, x):
         v, i = torch.topk(x, 2, -1)
-        return (
-            x.sum(),
-            x.mean(0),
-            x.max(1)[0],
-            x.argmax(-1),
-            v,
-            i,
-            x.cumsum(0),
-            torch.where(x > 0, x, -x),
-        )
+        # fmt: off
+        return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
+        # fmt: on
 
 
 class ConvNorm(nn.Module):
@@ -215,14 +208,12 @@ arg4_1_0 = ge.Data(index=4, dtype=0, shape=[64], placement="NPU", node_name="arg
 arg5_1_0 = ge.Data(index=5, dtype=0, shape=[16, 64], placement="NPU", node_name="arg5_1")
 arg6_1_0 = ge.Data(index=6, dtype=0, shape=[16], placement="NPU", node_name="arg6_1")
 
-# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))),
-# dim=-1)
+# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))), dim=-1)
 ## FX Code: native_layer_norm = torch.ops.aten.native_layer_norm.default(arg2_1: torch.float32[4, 32]npu:0, [32], arg0_1: torch.float32[32]npu:0, arg1_1: torch.float32[32]npu:0, 1e-05)
 [LayerNormV4_0, LayerNormV4_1, LayerNormV4_2] = ge.LayerNormV4(arg2_1_0, [32], arg0_1_0, arg1_1_0, epsilon=1e-05)
 ## FX Code: getitem: torch.float32[4, 32]npu:0 = operator.getitem(native_layer_norm, 0)
 
-# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))),
-# dim=-1)
+# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))), dim=-1)
 ## FX Code: t: torch.float32[32, 64]npu:0 = torch.ops.aten.t.default(arg3_1: torch.float32[64, 32]npu:0)
 ## FX Code: addmm: torch.float32[4, 64]npu:0 = torch.ops.aten.addmm.default(arg4_1: torch.float32[64]npu:0, getitem: torch.float32[4, 32]npu:0, t: torch.float32[32, 64]npu:0)
 Transpose_0 = ge.Transpose(arg3_1_0, [1, 0], node_name="Transpose")
@@ -230,13 +221,11 @@ MatMulV2_0 = ge.MatMulV2(LayerNormV4_0, Transpose_0, None, None, node_name="MatM
 Mul_0 = ge.Mul(MatMulV2_0, ge.Const(1, dtype=0), node_name="Mul")
 Add_0 = ge.Add(Mul_0, arg4_1_0, node_name="Add")
 
-# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))),
-# dim=-1)
+# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))), dim=-1)
 ## FX Code: gelu: torch.float32[4, 64]npu:0 = torch.ops.aten.gelu.default(addmm: torch.float32[4, 64]npu:0)
 Gelu_0 = ge.Gelu(Add_0, node_name="Gelu")
 
-# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))),
-# dim=-1)
+# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))), dim=-1)
 ## FX Code: t_1: torch.float32[64, 16]npu:0 = torch.ops.aten.t.default(arg5_1: torch.float32[16, 64]npu:0)
 ## FX Code: addmm_1: torch.float32[4, 16]npu:0 = torch.ops.aten.addmm.default(arg6_1: torch.float32[16]npu:0, gelu: torch.float32[4, 64]npu:0, t_1: torch.float32[64, 16]npu:0)
 Transpose_1_0 = ge.Transpose(arg5_1_0, [1, 0], node_name="Transpose_1")
@@ -244,8 +233,7 @@ MatMulV2_1_0 = ge.MatMulV2(Gelu_0, Transpose_1_0, None, None, node_name="MatMulV
 Mul_1_0 = ge.Mul(MatMulV2_1_0, ge.Const(1, dtype=0), node_name="Mul_1")
 Add_1_0 = ge.Add(Mul_1_0, arg6_1_0, node_name="Add_1")
 
-# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))),
-# dim=-1)
+# File "model.py", line N, in forward    return F.softmax(self.fc2(F.gelu(self.fc1(self.ln(x)))), dim=-1)
 ## FX Code: _softmax: torch.float32[4, 16]npu:0 = torch.ops.aten._softmax.default(addmm_1: torch.float32[4, 16]npu:0, -1, False)
 SoftmaxV2_0 = ge.SoftmaxV2(Add_1_0, axes=[-1], half_to_float=False, node_name="SoftmaxV2")
 
@@ -325,46 +313,38 @@ Cast_0 = ge.Cast(TopKV2_1, dst_type=9, node_name="Cast")
 ## FX Code: getitem: torch.float32[4, 2]npu:0 = operator.getitem(topk, 0)
 ## FX Code: getitem_1: torch.int64[4, 2]npu:0 = operator.getitem(topk, 1)
 
-# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i,
-# x.cumsum(0), torch.where(x > 0, x, -x)
+# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
 ## FX Code: sum_1: torch.float32[]npu:0 = torch.ops.aten.sum.default(arg0_1: torch.float32[4, 6]npu:0)
 Cast_1_0 = ge.Cast(arg0_1_0, dst_type=0, node_name="Cast_1")
 ReduceSum_0 = ge.ReduceSum(Cast_1_0, [0, 1], node_name="ReduceSum")
 
-# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i,
-# x.cumsum(0), torch.where(x > 0, x, -x)
+# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
 ## FX Code: mean: torch.float32[6]npu:0 = torch.ops.aten.mean.dim(arg0_1: torch.float32[4, 6]npu:0, [0])
 ReduceMean_0 = ge.ReduceMean(arg0_1_0, [0], keep_dims=False, node_name="ReduceMean")
 
-# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i,
-# x.cumsum(0), torch.where(x > 0, x, -x)
+# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
 ## FX Code: max_1 = torch.ops.aten.max.dim(arg0_1: torch.float32[4, 6]npu:0, 1)
 [ArgMaxWithValue_0, ArgMaxWithValue_1] = ge.ArgMaxWithValue(arg0_1_0, dimension=1, keep_dims=False)
 Cast_2_0 = ge.Cast(ArgMaxWithValue_0, dst_type=9, node_name="Cast_2")
 ## FX Code: getitem_2: torch.float32[4]npu:0 = operator.getitem(max_1, 0)
 
-# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i,
-# x.cumsum(0), torch.where(x > 0, x, -x)
+# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
 ## FX Code: argmax: torch.int64[4]npu:0 = torch.ops.aten.argmax.default(arg0_1: torch.float32[4, 6]npu:0, -1)
 ArgMaxV2_0 = ge.ArgMaxV2(arg0_1_0, ge.Const(-1, dtype=9), node_name="ArgMaxV2")
 
-# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i,
-# x.cumsum(0), torch.where(x > 0, x, -x)
+# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
 ## FX Code: cumsum: torch.float32[4, 6]npu:0 = torch.ops.aten.cumsum.default(arg0_1: torch.float32[4, 6]npu:0, 0)
 Cumsum_0 = ge.Cumsum(arg0_1_0, 0, node_name="Cumsum")
 
-# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i,
-# x.cumsum(0), torch.where(x > 0, x, -x)
+# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
 ## FX Code: gt: torch.bool[4, 6]npu:0 = torch.ops.aten.gt.Scalar(arg0_1: torch.float32[4, 6]npu:0, 0)
 Greater_0 = ge.Greater(arg0_1_0, ge.Const(0, dtype=0), node_name="Greater")
 
-# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i,
-# x.cumsum(0), torch.where(x > 0, x, -x)
+# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
 ## FX Code: neg: torch.float32[4, 6]npu:0 = torch.ops.aten.neg.default(arg0_1: torch.float32[4, 6]npu:0)
 Neg_0 = ge.Neg(arg0_1_0, node_name="Neg")
 
-# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i,
-# x.cumsum(0), torch.where(x > 0, x, -x)
+# File "model.py", line N, in forward    return x.sum(), x.mean(0), x.max(1)[0], x.argmax(-1), v, i, x.cumsum(0), torch.where(x > 0, x, -x)
 ## FX Code: where: torch.float32[4, 6]npu:0 = torch.ops.aten.where.self(gt: torch.bool[4, 6]npu:0, arg0_1: torch.float32[4, 6]npu:0, neg: torch.float32[4, 6]npu:0)
 SelectV2_0 = ge.SelectV2(Greater_0, arg0_1_0, Neg_0, node_name="SelectV2")
 
@@ -411,14 +391,9 @@ _ = ge.NetOutput([Relu_0], dependencies=[])
 def _conv_norm_feeds(m: Any, args: list[Any]) -> list[Any]:
     norm = m.norm
     return [
-        m.conv.weight,
-        m.conv.bias,
-        *args,
-        norm.running_mean,
-        norm.running_var,
-        norm.weight,
+        m.conv.weight, m.conv.bias, *args, norm.running_mean, norm.running_var, norm.weight,
         norm.bias,
-    ]
+    ]  # fmt: skip
 
 
 CASES = {
@@ -441,33 +416,24 @@ CASES = {
     )
 } | {
     "add": Case(
-        Add,
-        lambda: [torch.randn(2, 2), torch.randn(2, 2)],
-        ADD,
-        lambda model, args: [2, *args],
-        dynamic=True,
+        Add, lambda: [torch.randn(2, 2), torch.randn(2, 2)], ADD,
+        lambda model, args: [2, *args], dynamic=True,
     ),
     "mlp": Case(Mlp, lambda: [torch.randn(4, 32)], MLP, _mlp_feeds),
     "add_in_place": Case(
-        AddInPlace,
-        lambda: [torch.randn(3, 8), torch.randn(3, 8)],
-        ADD_IN_PLACE,
-        lambda model, args: [3, 8, *args],
-        dynamic=True,
+        AddInPlace, lambda: [torch.randn(3, 8), torch.randn(3, 8)], ADD_IN_PLACE,
+        lambda model, args: [3, 8, *args], dynamic=True,
     ),
     "symbolic_reshape": Case(
-        SymbolicReshape,
-        lambda: [torch.randn(6, 4), 3],
-        SYMBOLIC_RESHAPE,
-        lambda model, args: [6, 4, *args],
-        dynamic=True,
+        SymbolicReshape, lambda: [torch.randn(6, 4), 3], SYMBOLIC_RESHAPE,
+        lambda model, args: [6, 4, *args], dynamic=True,
     ),
     "two_streams": Case(
         TwoStreams, lambda: [torch.randn(3, 3)], TWO_STREAMS, custom_pass=two_streams_pass
     ),
     "reduce": Case(Reduce, lambda: [torch.randn(4, 6)], REDUCE),
     "conv_norm": Case(ConvNorm, lambda: [torch.randn(2, 3, 8, 8)], CONV_NORM, _conv_norm_feeds),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -480,10 +446,8 @@ def npu_dumps(tmp_path_factory):
             "PYTHONPATH": ":".join(p for p in sys.path if p),
             "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
         },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -535,10 +499,8 @@ def test_optimized_dump_runs(name, tmp_path):
     model, args, _ = case.dump(tmp_path, "py")
     with torch.no_grad():
         mine = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
-        feeds = [
-            f.detach().clone() if isinstance(f, torch.Tensor) else torch.tensor(f)
-            for f in case.feeds(model, args)
-        ]
+        feeds = [f.detach().clone() if isinstance(f, torch.Tensor) else torch.tensor(f)
+                 for f in case.feeds(model, args)]  # fmt: skip
         eager = model(*mine)
     placeholders = re.findall(r"ge\.Data\(.*node_name=\"(\w+)\"\)", first_dump(tmp_path))
     by_name = dict(zip(placeholders, feeds, strict=False))

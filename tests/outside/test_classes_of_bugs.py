@@ -85,7 +85,7 @@ def test_masked_scatter_takes_any_source():
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1.5])
 def test_floats_in_the_code_of_plans(value):
     guards = GuardSet()
-    size = guards.number(4)
+    size = guards.variable(4)
     assert guards.recipe([size, value])([7]) == (7, value)
     assert compile_dims([symbol("n"), value], ["n"])(7) == (7, value)
 

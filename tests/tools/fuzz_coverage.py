@@ -167,7 +167,7 @@ def watched(met: set[Key]) -> Iterator[None]:
 
         return asked
 
-    def tell(level: int, text: str) -> None:
+    def debug_print(level: int, text: str) -> None:
         met.add(("pattern", text.removeprefix("torchair pattern ").split()[0]))
 
     with ExitStack() as stack:
@@ -177,7 +177,7 @@ def watched(met: set[Key]) -> Iterator[None]:
             (PassRunner, "_run_one", run_one),
             (_Fuser, "_try", reason(tried)),
             (_Fuser, "_declines", reason(declined)),
-            (fused, "tell", tell),
+            (fused, "debug_print", debug_print),
         ):
             stack.enter_context(patch.object(where, name, new))
         yield
