@@ -132,6 +132,14 @@ def test_float64_copies_where_the_program_does() -> None:
     assert torch.equal(result, vector * 2)
 
 
+def test_float64_has_random_numbers_too() -> None:
+    """They are drawn as float32, and what is computed from them is not."""
+    trial = written("v0 = torch.rand(3, dtype=torch.float32)", "v0 = torch.dot(v0, x1)")
+    with quiet():
+        (result, *_), _ = trial.program.wide(trial.arguments(0))
+    assert result.dtype is torch.float64
+
+
 # ---- kinds of programs ----
 
 

@@ -80,7 +80,10 @@ def _whole(seed: int, kind: str) -> Verdict:
             wrong = trial.run()
         except Exception as e:
             wrong = f"{type(e).__name__}: {str(e).strip().splitlines()[:1]}"
-    return Verdict(f"{trial}: {wrong}" if wrong else "", met=frozenset(met))
+    if wrong:
+        return Verdict(f"{trial}: {wrong}", met=frozenset(met))
+    excused = getattr(trial, "excused", ())
+    return Verdict("", f"{trial}: excused: {excused[0]}" if excused else "", frozenset(met))
 
 
 def judged(trial: Trial) -> Verdict:

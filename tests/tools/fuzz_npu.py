@@ -1,5 +1,6 @@
-"""Calls of `npu` operators as random programs: any case of their tables, in any mode, with
-arguments that are frozen weights, with sizes that are symbols, with generated code and without."""
+"""Calls of `npu` operators as random programs: any case of their tables, or a call of random sizes,
+in any mode, with arguments that are frozen weights, with sizes that are symbols, with generated
+code and without."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ import torch
 import torchair
 from npu_cases import MODULES, Case, leaves
 from npu_pattern_cases import PATTERNS
+from random_npu_calls import drawn
 
 MODES = ("max-autotune", "max-autotune", "reduce-overhead")
 HALF = 2e-2
+SHARE = 8  # one of so many calls has random sizes: there are many more cases
 COPIED = "apply_rotary"  # eager code updates arguments, graphs copy first: see npu_library.md
 
 
@@ -51,11 +54,17 @@ class NpuTrial:
 
     def __init__(self, seed: int, number: int) -> None:
         pick = random.Random(f"npu {seed}")
-        self.seed, self.case = seed, cases()[number % len(cases())]
+        settings: dict[str, Any] = {}
+        self.seed = seed
+        self.case = cases()[(number - number // SHARE - 1) % len(cases())]
+        if number % SHARE == 0:
+            self.case, settings = drawn(seed, number // SHARE)
         self.mode = pick.choice(MODES)
         self.frozen = pick.random() < 0.4 and not self.case.name.startswith(COPIED)
         self.dynamic = pick.random() < 0.3
         self.native = pick.random() < 0.85
+        for name, value in settings.items():
+            setattr(self, name, value)
 
     def __str__(self) -> str:
         ways = [w for w in ("frozen", "dynamic", "native") if getattr(self, w)]
@@ -72,11 +81,14 @@ class NpuTrial:
         fn, eager = (self._function() for _ in range(2))  # each with a state of its own
         call = torch.compile(fn, backend=backend, dynamic=self.dynamic)
         for turn in range(2):
-            wanted = leaves(eager(*self._arguments()))
-            got = leaves(call(*self._arguments()))
+            wanted, got = (self._called(each) for each in (eager, call))
             if wrong := self._differ(got, wanted):
                 return f"call {turn}: {wrong}"
         return ""
+
+    def _called(self, call: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(self.seed)  # dropout draws
+        return leaves(call(*self._arguments()))
 
     def _function(self) -> Callable[..., Any]:
         case = self.case

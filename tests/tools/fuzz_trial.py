@@ -40,8 +40,8 @@ MODES = ("max-autotune", "max-autotune", "reduce-overhead", "npugraph_ex")
 SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, 6e4)
 CALLS = 3
 CYCLE = (
-    *("plain",) * 12, *("recipe",) * 10, *("operator",) * 5, *("npu",) * 6, *("complex",) * 4,
-    *("graph",) * 4, *("pair",) * 4, *("functorch",) * 4, *("autocast",) * 3,
+    *("plain",) * 12, *("recipe",) * 10, *("operator",) * 5, *("npu",) * 12, *("complex",) * 4,
+    *("graph",) * 8, *("pair",) * 4, *("functorch",) * 4, *("autocast",) * 3,
     *("higher_order",) * 2, *("draws",) * 2,
 )  # fmt: skip
 """What consecutive seeds are about. Kinds besides the subjects of `random_templates`: "plain"
@@ -112,6 +112,7 @@ class Trial:
         self.program = self._written(pick.randint(2, 9), changes)
         self.other = rewritten(self.program, more) if self.kind == "pair" else None
         self.broken = more.random() < 0.15 and self.kind not in ("recipe", "operator", "pair")
+        self.broken = self.broken and not self.direct  # what is traced as a whole has no breaks
         if self.broken:
             body = self.program.body
             body.insert(more.randint(1, len(body)), "torch._dynamo.graph_break()")

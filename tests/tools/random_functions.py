@@ -37,6 +37,7 @@ FITS: dict[str, Callable[[torch.Tensor], bool]] = {
 }  # fmt: skip
 """What a template of a kind is for; others are for floating-point numbers."""
 MADE = re.compile(r"\b(v\d+) = ")  # the value that a line makes
+DRAWN = re.compile(r"rand|dropout|bernoulli|normal\(|uniform_|exponential_")
 WAYS = ("plain", "permuted", "spread", "expanded", "channels_last", "offset")
 
 
@@ -94,8 +95,15 @@ class Program:
         made = [n for n in self.values if n not in self.given]
         count = min(len(made), self.pick.randint(1, 4))
         self.results = made[-1:] + self.pick.sample(made, count)
+        self.results += self._drawn()
         if broad and self.pick.random() < 0.15:
             self.results.append(self.pick.choice(self.given))
+
+    def _drawn(self) -> list[str]:
+        """Values that are drawn: torch leaves out a draw that nobody reads, and those after it then
+        differ from eager's."""
+        lines = [line for line in self.body if DRAWN.search(line)]
+        return [m[1] for line in lines if (m := MADE.search(line))]
 
     # ---- inputs ----
 
@@ -340,6 +348,7 @@ class Program:
             exec(line.replace(".float()", ".double()"), names)
             if (made := MADE.search(line)) is not None:
                 self._keep_apart(made[1], names)
+                names[made[1]] = _as_wide(names[made[1]])
         finally:
             torch.set_default_dtype(usual)
 
@@ -349,6 +358,11 @@ class Program:
         shared = [n for n in self.values if n in names and _memory(names[n]) == there]
         if any(_memory(self.values[n]) != _memory(self.values[name]) for n in shared):
             names[name] = names[name].clone()
+
+
+def _as_wide(x: torch.Tensor) -> torch.Tensor:
+    """Random numbers, which are the same in float32 alone, as float64."""
+    return x.double() if x.is_floating_point() else x
 
 
 def _memory(x: torch.Tensor) -> int:

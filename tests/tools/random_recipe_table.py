@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchair.ops.streams import DEFAULT_STREAM
+
 RMS = "r = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3); "
 LAYER = "m = x.mean(-1, keepdim=True); c = x - m; u = c.pow(2).mean(-1, keepdim=True); "
 TURNED = "t = torch.cat((-x[..., 8:], x[..., :8]), -1); "
 HALVES = "a = x.chunk(2, -1)[0]; c = x.chunk(2, -1)[1]; "
+PERHAPS_STATIC: dict[str, Any] = {"dynamic": False, "automatic": True, "frozen": False}
 NOT_NATIVE: dict[str, Any] = {"native": False, "mode": "max-autotune"}
 FROZEN: dict[str, Any] = {"frozen": True, "backward": False}
 INTEGERS: dict[str, Any] = {"backward": False}
+DEFAULT = ", ".join(map(repr, DEFAULT_STREAM))
 STREAM = "with torchair.scope.npu_stream_switch('1'): "
 WAIT = "p = x * 2; torchair.ops.wait([p]); "
 SHIFTED = "a = (x.to(torch.int16) + 128).to(torch.uint8); y = torch._int_mm(a, w); "
@@ -354,6 +358,7 @@ TABLE: tuple[Any, ...] = (
     ),
     ("x=s[2,3,8,8] i=i[2,8,8]", "y = F.nll_loss(x, i % 3) + F.cross_entropy(x, i % 3)"),
     ("x=i[A,8]", "y = x.float().mean(0) + x.sum(1, keepdim=True)"),
+    ("x=s[A,8] z=s[8]", "y = torch.ops.aten.mse_loss(x, z) * 2"),
     ("x=s[A,8]", "y = torch.cat([x.flatten(), x[0]]) + torch.cat([x.flatten(), torch.zeros(8)])"),
     ("x=s[A,8] p=s[8]", "x.copy_(p); y = x + 1"),
     ("x=s[A,8] p=s[1]", "x[0] = p; x[1, 1:] = p; y = x * 2"),
@@ -383,6 +388,10 @@ TABLE: tuple[Any, ...] = (
         "x=s[12,4] i=i[2] u=s[2,2,4]",
         "torch.ops.npu.scatter_update_(x.view(2, 6, 4), i.abs() % 4, u, 1); y = x.sum()",
     ),
+    (
+        "x=s[12,4] i=i[2] u=s[2,2,4]",
+        "torch.ops.npu.scatter_update_(x.view(2, 6, 4), i.abs() % 4, u, 1); y = u * 2",
+    ),
     ("x=s[2,3,6,4] i=i[2] u=s[2,3,1,4]", "y = torch.ops.npu.scatter_update(x, i.abs() % 6, u, -2)"),
     ("x=s[6,4] i=i[2,1] u=s[2,4]", "y = torch.ops.npu.npu_scatter_nd_update(x, i.abs() % 6, u)"),
     (
@@ -390,6 +399,12 @@ TABLE: tuple[Any, ...] = (
         "torch.ops.npu.npu_prefetch(w, None, 16, 0); p = x * 2; "
         "torch.ops.npu.npu_prefetch(w, p, 16, 0); y = p @ w",
         {"backward": False},
+    ),
+    (
+        "x=s[A,8] w=s[8,8]",
+        "torch.ops.npu.npu_prefetch(w, x, 16, 0); p = x * 2; "
+        "torch.ops.npu.npu_prefetch(w, p, 16, 0); y = p @ w",
+        {"backward": False, "mode": "max-autotune"},
     ),
     ("x=s[A,8]", "x.copy_(x.clone()); y = x + 1", {"mode": "npugraph_ex", "numerics": "default"}),
     (
@@ -405,7 +420,41 @@ TABLE: tuple[Any, ...] = (
         "input_layout='BSH', scale_value=0.3)",
         {"dynamic": True, "backward": False},
     ),
+    (
+        "x=f[A,B,8] w=f[8]",
+        "y = torch.ops.npu.npu_rms_norm(x, w, 0.1)[0] * 2",
+        {"backward": True, "frozen": False, "mode": "max-autotune"},
+    ),
+    # sizes that become symbols one by one, where the rest stays known
+    (
+        "q=s[A,B,16]",
+        "y = torch.ops.npu.npu_prompt_flash_attention(q, q, q, num_heads=2, "
+        "input_layout='BSH', scale_value=0.3)",
+        {**PERHAPS_STATIC, "backward": False, "mode": "max-autotune"},
+    ),
+    (
+        "q=s[2,1,32] k=s[2,B,32]",
+        "y = torch.ops.npu.npu_incre_flash_attention(q, k, k, num_heads=2, "
+        "input_layout='BSH', scale_value=0.25, actual_seq_lengths=[1, 2])",
+        {**PERHAPS_STATIC, "backward": False, "mode": "max-autotune"},
+    ),
+    (
+        "q=f[1,6,B,16] k=f[1,6,40,16] v=f[1,6,40,8]",
+        "q = q.flatten(0, 1); k = k.flatten(0, 1); v = v.flatten(0, 1); "
+        "y = torch.bmm(torch.softmax(torch.bmm(q, k.mT) / 4, -1), v)",
+        {**PERHAPS_STATIC, "mode": "max-autotune"},
+    ),
+    (
+        "x=f[A,8] p=f[1,8]",
+        "x.copy_(torch.cat([x[:x.shape[0] - 2], p, x[x.shape[0] - 1:]])); y = x + 1",
+        {"dynamic": True},
+    ),
     # order that streams and marks ask for
+    (
+        "x=s[A,8]",
+        f"torch.ops.air.tagged_stream_wait_stream('1', '0', '1', {DEFAULT}); y = x + 1",
+        {"mode": "reduce-overhead"},
+    ),
     ("x=s[A,8]", WAIT + "g = torch.sigmoid(x * 1.702); y = x * g + p"),
     ("x=s[A,8]", WAIT + "y = x * 1; return y, p"),
     ("x=s[A,64] z=s[A,64] w=s[64]", WAIT + "x = x + z; " + RMS + "y = w * (x * r); return y, p"),
@@ -424,6 +473,12 @@ TABLE: tuple[Any, ...] = (
     ("q=f[A,4,8,16] k=f[A,4,50,16]", "y = torch.softmax(q @ k.mT / 4, -1) @ k"),
     ("x=s[A,32] w=n[16,32] u=s[16,1] o=s[1,32]", "y = F.linear(x, (w.float() - o) * u)", FROZEN),
     ("x=s[A,32] w=n[16,32] u=i[16,1]", "y = F.linear(x, (w * u).float())", FROZEN),
+    ("x=s[A,32] w=n[16,32] u=i[16]", "y = F.linear(x, w.float()) * u", FROZEN),
+    (
+        "x=s[A,8]",
+        "p = x * 2; q = p.to(bf16); m = p > 0; y = torch.where(m, q, -q)",
+        {"numerics": "strict"},
+    ),
     ("x=n[32,32] w=n[32,16]", SHIFTED + "y = y - 128 * w.sum(0, dtype=torch.int32)", INTEGERS),
     ("x=n[32,32] w=n[32,16]", SHIFTED + "y = y - 64 * w.sum(0, dtype=torch.int32)", INTEGERS),
     ("x=n[32,32] w=n[32,16]", SHIFTED + "y = y - 128 * x.sum(1, dtype=torch.int32)[:16]", INTEGERS),

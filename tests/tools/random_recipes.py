@@ -2,9 +2,9 @@
 the way they are run are random all the same.
 
 The inputs of a recipe read `name=type[dims]`: `f` is any of float32, bfloat16 and float16, `h` one
-of the last two, `s` float32, `d` float64, `i` int64, `n` int8, `b` bool, `z` complex64; a dim that
-is a letter is a size that may vary. Its lines assign values; the last one is returned, or what
-`return` says.
+of the last two, `H` float16, `s` float32, `d` float64, `i` int64, `j` int32, `n` int8, `u` uint8,
+`b` bool, `z` complex64; a dim that is a letter is a size that may vary. Its lines assign values;
+the last one is returned, or what `return` says.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ TYPES = {
     "f": (torch.float32, torch.float32, torch.bfloat16, torch.float16),
     "h": (torch.bfloat16, torch.float16), "s": (torch.float32,), "d": (torch.float64,),
     "i": (torch.int64,), "n": (torch.int8,), "b": (torch.bool,), "z": (torch.complex64,),
+    "j": (torch.int32,), "u": (torch.uint8,), "H": (torch.float16,),
 }  # fmt: skip
 SIZES = (2, 3, 4, 5, 7, 8)
 INPUT = re.compile(r"(\w+)=(\w)\[([\w,]*)\]")

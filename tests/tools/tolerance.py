@@ -58,6 +58,9 @@ def double_copy(model: nn.Module) -> nn.Module:
     """The same model in double precision, tensors included that modules keep beside their
     parameters and buffers."""
     twin = copy.deepcopy(model).double()
+    for parameter in twin.parameters():
+        if parameter.is_complex():
+            parameter.data = parameter.data.to(torch.complex128)
     for module in twin.modules():
         vars(module).update({k: to_double(v) for k, v in vars(module).items() if _is_float(v)})
     return twin
