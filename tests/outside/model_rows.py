@@ -15,11 +15,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from tolerance import call as call_with
 from tolerance import double_copy, tensors, to_double
@@ -30,6 +32,7 @@ from .judging import MODES as FORWARD
 from .judging import best, compiled, complaint, counted, timed
 from .models import Entry, entry
 from .table import Right, Row
+from .trial import SHAKEN
 
 MODES = (*FORWARD, "dynamic", "training")
 """Forward at one size in our two modes; then in the first of them with symbolic sizes, at two
@@ -51,12 +54,17 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(usual)
 
 
+_WIDE = {"cfloat": torch.complex128, "complex64": torch.complex128}
+"""What models mean that name a complex type, in double precision."""
+
+
 class Use:
     """A way to use a model: forward at some sizes."""
 
     def __init__(self, model: Entry, sizes: tuple[int, ...] = (0,)) -> None:
         self.entry = model
         self.sizes = sizes
+        self.rounding: torch.Generator | None = None  # changes inputs in double precision
 
     def build(self) -> nn.Module:
         """The model, with the same random weights each time."""
@@ -68,7 +76,24 @@ class Use:
         torch.manual_seed(size)
         with default_dtype(torch.float32):
             made = self.entry.inputs(size)
-        return to_double(made) if wide else made
+        return self._rounded(to_double(made)) if wide else made
+
+    def _rounded(self, tree: Any) -> Any:
+        """Double precision as it is, or changed by about the rounding of float32."""
+        numbers = self.rounding
+        return tree if numbers is None else tree_map(partial(_changed, numbers=numbers), tree)
+
+    def moved(self, seed: int) -> list[Tensor]:
+        """Results in double precision, with other roundings of inputs and parameters."""
+        self.rounding = torch.Generator().manual_seed(seed)
+        model = double_copy(self.build())
+        try:
+            for parameter in model.parameters():
+                parameter.data = _changed(parameter.data, self.rounding)
+            with patch.multiple(torch, **_WIDE):
+                return self.outcome(model, model, wide=True)
+        finally:
+            self.rounding = None
 
     def outcome(self, model: nn.Module, call: Call, wide: bool = False) -> list[Tensor]:
         """Results at all sizes."""
@@ -123,6 +148,14 @@ class Training(Use):
         return lambda: _loss(call_with(call, inputs)).backward()
 
 
+def _changed(leaf: Any, numbers: torch.Generator) -> Any:
+    """A tensor of float64 changed by about the rounding of float32; the rest as it is."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return leaf
+    noise = torch.rand(leaf.shape, dtype=leaf.dtype, generator=numbers) * 2 - 1
+    return leaf * (1 + torch.finfo(torch.float32).eps * noise)
+
+
 def _called(call: Call, inputs: Any) -> Any:
     torch.manual_seed(1)
     return call_with(call, inputs)
@@ -167,7 +200,7 @@ class Reference:
         for default in (torch.float64, torch.float32):
             model = double_copy(self.use.build())
             try:
-                with default_dtype(default):
+                with default_dtype(default), patch.multiple(torch, **_WIDE):
                     return self.use.outcome(model, model, wide=True)
             except Exception as error:
                 print(f"no float64: {_sentence(error)}", file=sys.stderr)
@@ -186,7 +219,11 @@ class Reference:
     def complaint(self, got: list[Tensor]) -> str:
         """What is wrong with results, "" if nothing is."""
         found = complaint(got, self.eager, self.truth)
-        return "" if found and self._is_small(got) else found
+        if not found or self._is_small(got):
+            return ""
+        if self.truth is None:
+            return found
+        return complaint(got, self.eager, self.truth, [self.use.moved(i) for i in range(SHAKEN)])
 
     def _is_small(self, got: list[Tensor]) -> bool:
         """Whether all differences are below the last place of the largest result of a training
