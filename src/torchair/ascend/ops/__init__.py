@@ -65,6 +65,6 @@ def real_package() -> str | None:
 
 def define() -> None:
     """Define the operators in `torch.ops.npu`, for good; a second call changes nothing. Operators
-    that somebody else has defined stay as they are."""
+    that another library has defined stay as they are."""
     if real_package() is None:
         define_missing(operators())

@@ -10,8 +10,8 @@ import torch
 from torchair.ascend.ops.activation import rms_norm
 from torchair.ascend.ops.distribute import by_expert, inverse
 from torchair.ascend.ops.forms import GeForm, smaller
-from torchair.ascend.ops.fused_comm import exchanged, ranks
 from torchair.ascend.ops.library import NpuOperators, refuse, refuse_given, rounded, wide, wrong
+from torchair.ascend.ops.ranks import exchanged, ranks
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()

@@ -8,13 +8,13 @@ rank they came from, in each in the order of the tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torchair.ascend.ops.forms import GeForm
-from torchair.ascend.ops.fused_comm import exchanged, ranks
+from torchair.ascend.ops.forms import Arguments, GeForm
 from torchair.ascend.ops.library import (
     NpuOperators,
     dtype_of,
@@ -23,6 +23,7 @@ from torchair.ascend.ops.library import (
     wrong,
 )
 from torchair.ascend.ops.operands import Factor, product
+from torchair.ascend.ops.ranks import exchanged, ranks
 from torchair.ops.collectives import named_group
 
 Tensor = torch.Tensor
@@ -134,213 +135,142 @@ _UNUSED = ("comm_mode", "group_size", "comm_quant_dtype", "mm_y_dtype")
 _DEFAULTS = {"gmm_x_quant_mode": 0, "gmm_weight_quant_mode": 0}
 
 
-def _fake_in(
-    x: Any, weight: Any, counts: Sequence[int], dtype: Any, options: dict[str, Any]
-) -> tuple[Any, Any, Any]:
-    turned = options.get("trans_gmm_weight", False)
-    rows = sum(counts)
-    y = x.new_empty([rows, _columns(weight, turned)], dtype=dtype)
-    beside = _beside(
-        options.get("mm_x"),
-        options.get("mm_weight"),
-        options.get("trans_mm_weight", False),
-        dtype if x.dtype != dtype else None,
+_PLAIN_IN, _QUANT_IN = "npu_alltoallv_gmm", "npu_alltoallv_quant_gmm"
+_PLAIN_OUT, _QUANT_OUT = "npu_gmm_alltoallv", "npu_quant_gmm_alltoallv"
+
+
+def _plain_form(ge_type: str) -> GeForm:
+    return GeForm(ge_type, {"group": "hcom"}, collective=True, product=True, unused=_UNUSED)
+
+
+def _quant_form(ge_type: str) -> GeForm:
+    return GeForm(
+        ge_type,
+        {"group": "hcom", "y_dtype": "gmm_y_dtype"},
+        ("y_dtype",),
+        defaults=_DEFAULTS,
+        collective=True,
+        product=True,
+        unused=_UNUSED,
     )
-    shown = [rows, x.shape[1]] if options.get("permute_out_flag") else [0]
-    return y, x.new_empty([0], dtype=dtype) if beside is None else beside, x.new_empty(shown)
 
 
-def _mm(name: str, options: dict[str, Any], dtype: torch.dtype, like_: Tensor) -> Tensor:
+def _result_type(name: str, a: Arguments) -> torch.dtype:
+    """The type of products: that of plain operands, a given one of quantised ones."""
+    quantised = name in (_QUANT_IN, _QUANT_OUT)
+    return dtype_of(name, "gmm_y_dtype", a.gmm_y_dtype) if quantised else a.gmm_x.dtype
+
+
+def _scales(a: Arguments) -> tuple[Tensor | None, Tensor | None]:
+    """Scales of rows and of weights, which plain operands do not have."""
+    return vars(a).get("gmm_x_scale"), vars(a).get("gmm_weight_scale")
+
+
+def _is_turned(a: Arguments) -> bool:
+    return bool(vars(a).get("trans_gmm_weight"))
+
+
+def _fake(name: str, a: Arguments) -> tuple[Any, Any, Any]:
+    options, dtype = vars(a), _result_type(name, a)
+    rows = sum(a.recv_counts)
+    y = a.gmm_x.new_empty([rows, _columns(a.gmm_weight, _is_turned(a))], dtype=dtype)
+    turned = options.get("trans_mm_weight", False)
+    beside = _beside(a.mm_x, a.mm_weight, turned, dtype if a.gmm_x.dtype != dtype else None)
+    if beside is None:
+        beside = a.gmm_x.new_empty([0], dtype=dtype)
+    shown = [rows, a.gmm_x.shape[1]] if options.get("permute_out_flag") else [0]
+    return y, beside, a.gmm_x.new_empty(shown)
+
+
+def _fake_out(name: str, a: Arguments) -> tuple[Any, Any]:
+    return _fake(name, a)[:2]
+
+
+def _mm(name: str, a: Arguments, dtype: torch.dtype) -> Tensor:
     """The product beside the exchange, which needs none."""
-    x, weight = options.get("mm_x"), options.get("mm_weight")
-    if x is None or weight is None:
-        return like_.new_empty(0, dtype=dtype)
-    matrix = weight.t() if options.get("trans_mm_weight") else weight
+    if a.mm_x is None or a.mm_weight is None:
+        return a.gmm_x.new_empty(0, dtype=dtype)
+    options = vars(a)
+    matrix = a.mm_weight.t() if options.get("trans_mm_weight") else a.mm_weight
     names = ("x_dtype", "weight_dtype", "x_scale_dtype", "weight_scale_dtype")
     types = {f"gmm_{n}": options.get(f"mm_{n}") for n in names}
     scales = options.get("mm_x_scale"), options.get("mm_weight_scale")
-    return _scaled_product(name, x, matrix, *scales, types).to(dtype)
+    return _scaled_product(name, a.mm_x, matrix, *scales, types).to(dtype)
 
 
-def _then_products(
-    name: str,
-    x: Tensor,
-    weight: Tensor,
-    scales: tuple[Tensor | None, Tensor | None],
-    hcom: str,
-    world_size: int,
-    send: Sequence[int],
-    receive: Sequence[int],
-    dtype: torch.dtype,
-    options: dict[str, Any],
-) -> tuple[Tensor, Tensor, Tensor]:
-    world, experts = ranks(hcom, world_size), weight.shape[0]
-    sent = _table(name, send, world, experts, x.device, "send_counts")
-    received = _table(name, receive, world, experts, x.device, "recv_counts")
+def _then_products(name: str, a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows sent to the ranks of their experts, put in the order of these, times their weights; a
+    product of its own; and the rows as they arrived. Counts are by rank, in each by expert. Scales
+    of rows travel with these."""
+    x, dtype, (left, right) = a.gmm_x, _result_type(name, a), _scales(a)
+    world, experts = ranks(a.hcom, a.ep_world_size), a.gmm_weight.shape[0]
+    sent = _table(name, a.send_counts, world, experts, x.device, "send_counts")
+    received = _table(name, a.recv_counts, world, experts, x.device, "recv_counts")
     counts = received.sum(1).tolist(), sent.sum(1).tolist()
     order = by_expert(received)
-    rows = exchanged(x[: int(sent.sum())], hcom, world, *counts)[order]
-    left = scales[0]
+    rows = exchanged(x[: int(sent.sum())], a.hcom, world, *counts)[order]
     if left is not None and left.numel() > 1:
-        left = exchanged(left[: int(sent.sum())], hcom, world, *counts)[order]
-    turned = bool(options.get("trans_gmm_weight"))
+        left = exchanged(left[: int(sent.sum())], a.hcom, world, *counts)[order]
     per_expert = received.sum(0).tolist()
-    y = _grouped(name, rows, weight, per_expert, turned, (left, scales[1]), options)
-    shown = rows.clone() if options.get("permute_out_flag") else x.new_empty(0)
-    return y.to(dtype), _mm(name, options, dtype, x), shown
+    y = _grouped(name, rows, a.gmm_weight, per_expert, _is_turned(a), (left, right), vars(a))
+    shown = rows.clone() if a.permute_out_flag else x.new_empty(0)
+    return y.to(dtype), _mm(name, a, dtype), shown
 
 
-@OPERATORS.add(
-    f"npu_alltoallv_gmm(Tensor gmm_x, Tensor gmm_weight, {_COUNTS.format(kind='')}{_TURNED}"
-    "bool permute_out_flag=False, str? comm_mode=None) -> (Tensor, Tensor, Tensor)",
-    lambda x, weight, hcom, world, send, receive, **options: _fake_in(
-        x, weight, receive, x.dtype, options
-    ),
-    form=GeForm(
-        "AlltoAllvGroupedMatMul", {"group": "hcom"}, collective=True, product=True, unused=_UNUSED
-    ),
-)
-def alltoallv_gmm(
-    gmm_x: Tensor,
-    gmm_weight: Tensor,
-    hcom: str,
-    ep_world_size: int,
-    send_counts: Sequence[int],
-    recv_counts: Sequence[int],
-    **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows sent to the ranks of their experts, put in the order of these, times their weights; a
-    product of its own; and the rows as they arrived. Counts are by rank, in each by expert."""
-    how = send_counts, recv_counts, gmm_x.dtype, options
-    scales = None, None
-    return _then_products("npu_alltoallv_gmm", gmm_x, gmm_weight, scales, hcom, ep_world_size, *how)
-
-
-_QUANT_IN = "npu_alltoallv_quant_gmm"
-
-
-@OPERATORS.add(
-    f"{_QUANT_IN}(Tensor gmm_x, Tensor gmm_weight, {_SCALES}"
-    f"{_COUNTS.format(kind='int gmm_y_dtype, ')}{_MM_SCALES}{_MODES}"
-    f"bool permute_out_flag=False, {_TYPES}int? mm_y_dtype=None, str? comm_mode=None) "
-    "-> (Tensor, Tensor, Tensor)",
-    lambda x, weight, s, t, hcom, world, send, receive, kind, **options: _fake_in(
-        x, weight, receive, dtype_of(_QUANT_IN, "gmm_y_dtype", kind), options
-    ),
-    form=GeForm(
-        "AlltoAllvQuantGroupedMatMul",
-        {"group": "hcom", "y_dtype": "gmm_y_dtype"},
-        ("y_dtype",),
-        defaults=_DEFAULTS,
-        collective=True,
-        product=True,
-        unused=_UNUSED,
-    ),
-)
-def alltoallv_quant_gmm(
-    gmm_x: Tensor,
-    gmm_weight: Tensor,
-    gmm_x_scale: Tensor,
-    gmm_weight_scale: Tensor,
-    hcom: str,
-    ep_world_size: int,
-    send_counts: Sequence[int],
-    recv_counts: Sequence[int],
-    gmm_y_dtype: int,
-    **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of quantised operands; scales of rows travel with these."""
-    how = send_counts, recv_counts, dtype_of(_QUANT_IN, "gmm_y_dtype", gmm_y_dtype), options
-    scales = gmm_x_scale, gmm_weight_scale
-    return _then_products(_QUANT_IN, gmm_x, gmm_weight, scales, hcom, ep_world_size, *how)
-
-
-def _products_then(
-    name: str,
-    x: Tensor,
-    weight: Tensor,
-    scales: tuple[Tensor | None, Tensor | None],
-    hcom: str,
-    world_size: int,
-    send: Sequence[int],
-    receive: Sequence[int],
-    dtype: torch.dtype,
-    options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
-    world, experts = ranks(hcom, world_size), weight.shape[0]
-    by_rank = _table(name, send, experts, world, x.device, "send_counts").t().contiguous()
-    received = _table(name, receive, world, experts, x.device, "recv_counts")
-    turned = bool(options.get("trans_gmm_weight"))
-    y = _grouped(name, x, weight, by_rank.sum(0).tolist(), turned, scales, options).to(dtype)
-    lying = y[inverse(by_expert(by_rank))]
-    counts = received.sum(1).tolist(), by_rank.sum(1).tolist()
-    return exchanged(lying, hcom, world, *counts), _mm(name, options, dtype, x)
-
-
-@OPERATORS.add(
-    f"npu_gmm_alltoallv(Tensor gmm_x, Tensor gmm_weight, {_COUNTS.format(kind='')}{_TURNED}"
-    "str? comm_mode=None) -> (Tensor, Tensor)",
-    lambda x, weight, hcom, world, send, receive, **options: _fake_in(
-        x, weight, receive, x.dtype, options
-    )[:2],
-    form=GeForm(
-        "GroupedMatMulAlltoAllv", {"group": "hcom"}, collective=True, product=True, unused=_UNUSED
-    ),
-)
-def gmm_alltoallv(
-    gmm_x: Tensor,
-    gmm_weight: Tensor,
-    hcom: str,
-    ep_world_size: int,
-    send_counts: Sequence[int],
-    recv_counts: Sequence[int],
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
+def _products_then(name: str, a: Arguments) -> tuple[Tensor, Tensor]:
     """Rows by expert times their weights, sent back to the ranks they came from. `send_counts` is
     by expert, in each by rank, as the rows lie; `recv_counts` by rank, in each by expert."""
-    how = send_counts, recv_counts, gmm_x.dtype, options
-    scales = None, None
-    return _products_then("npu_gmm_alltoallv", gmm_x, gmm_weight, scales, hcom, ep_world_size, *how)
+    refuse_given(name, comm_quant_scale=vars(a).get("comm_quant_scale"))
+    x, dtype = a.gmm_x, _result_type(name, a)
+    world, experts = ranks(a.hcom, a.ep_world_size), a.gmm_weight.shape[0]
+    by_rank = _table(name, a.send_counts, experts, world, x.device, "send_counts").t().contiguous()
+    received = _table(name, a.recv_counts, world, experts, x.device, "recv_counts")
+    per_expert = by_rank.sum(0).tolist()
+    y = _grouped(name, x, a.gmm_weight, per_expert, _is_turned(a), _scales(a), vars(a)).to(dtype)
+    lying = y[inverse(by_expert(by_rank))]
+    counts = received.sum(1).tolist(), by_rank.sum(1).tolist()
+    return exchanged(lying, a.hcom, world, *counts), _mm(name, a, dtype)
 
 
-_QUANT_OUT = "npu_quant_gmm_alltoallv"
-
-
-@OPERATORS.add(
-    f"{_QUANT_OUT}(Tensor gmm_x, Tensor gmm_weight, {_SCALES}"
-    f"{_COUNTS.format(kind='int gmm_y_dtype, ')}{_MM_SCALES}Tensor? comm_quant_scale=None, "
-    f"{_MODES}int? comm_quant_mode=None, {_TYPES}int? comm_quant_dtype=None, "
-    "int? mm_y_dtype=None, str? comm_mode=None) -> (Tensor, Tensor)",
-    lambda x, weight, s, t, hcom, world, send, receive, kind, **options: _fake_in(
-        x, weight, receive, dtype_of(_QUANT_OUT, "gmm_y_dtype", kind), options
-    )[:2],
-    form=GeForm(
-        "QuantGroupedMatMulAlltoAllv",
-        {"group": "hcom", "y_dtype": "gmm_y_dtype"},
-        ("y_dtype",),
-        defaults=_DEFAULTS,
-        collective=True,
-        product=True,
-        unused=_UNUSED,
+_IN = {
+    _PLAIN_IN: (
+        f"(Tensor gmm_x, Tensor gmm_weight, {_COUNTS.format(kind='')}{_TURNED}"
+        "bool permute_out_flag=False, str? comm_mode=None)",
+        _plain_form("AlltoAllvGroupedMatMul"),
     ),
-)
-def quant_gmm_alltoallv(
-    gmm_x: Tensor,
-    gmm_weight: Tensor,
-    gmm_x_scale: Tensor,
-    gmm_weight_scale: Tensor,
-    hcom: str,
-    ep_world_size: int,
-    send_counts: Sequence[int],
-    recv_counts: Sequence[int],
-    gmm_y_dtype: int,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """The same of quantised operands."""
-    refuse_given(_QUANT_OUT, comm_quant_scale=options.get("comm_quant_scale"))
-    how = send_counts, recv_counts, dtype_of(_QUANT_OUT, "gmm_y_dtype", gmm_y_dtype), options
-    scales = gmm_x_scale, gmm_weight_scale
-    return _products_then(_QUANT_OUT, gmm_x, gmm_weight, scales, hcom, ep_world_size, *how)
+    _QUANT_IN: (
+        f"(Tensor gmm_x, Tensor gmm_weight, {_SCALES}"
+        f"{_COUNTS.format(kind='int gmm_y_dtype, ')}{_MM_SCALES}{_MODES}"
+        f"bool permute_out_flag=False, {_TYPES}int? mm_y_dtype=None, str? comm_mode=None)",
+        _quant_form("AlltoAllvQuantGroupedMatMul"),
+    ),
+}
+"""Operators that send rows, then multiply: arguments and GE operator."""
+_OUT = {
+    _PLAIN_OUT: (
+        f"(Tensor gmm_x, Tensor gmm_weight, {_COUNTS.format(kind='')}{_TURNED}str? comm_mode=None)",
+        _plain_form("GroupedMatMulAlltoAllv"),
+    ),
+    _QUANT_OUT: (
+        f"(Tensor gmm_x, Tensor gmm_weight, {_SCALES}"
+        f"{_COUNTS.format(kind='int gmm_y_dtype, ')}{_MM_SCALES}Tensor? comm_quant_scale=None, "
+        f"{_MODES}int? comm_quant_mode=None, {_TYPES}int? comm_quant_dtype=None, "
+        "int? mm_y_dtype=None, str? comm_mode=None)",
+        _quant_form("QuantGroupedMatMulAlltoAllv"),
+    ),
+}
+"""Operators that multiply, then send rows."""
+
+for _name, (_arguments, _form) in _IN.items():
+    OPERATORS.add_by_record(
+        f"{_name}{_arguments} -> (Tensor, Tensor, Tensor)", partial(_fake, _name), _form
+    )(partial(_then_products, _name))
+for _name, (_arguments, _form) in _OUT.items():
+    OPERATORS.add_by_record(
+        f"{_name}{_arguments} -> (Tensor, Tensor)",
+        partial(_fake_out, _name),
+        _form,
+    )(partial(_products_then, _name))
 
 
 @OPERATORS.add(

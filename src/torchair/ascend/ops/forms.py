@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -90,9 +91,13 @@ class TensorMeta:
 
 
 def smaller(a: Any, b: Any) -> Any:
-    """The smaller of two sizes; TypeError if one is an expression that nobody can compare."""
+    """The smaller of two sizes; TypeError if one is an expression that cannot be compared."""
     traced = isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt)
     return torch.sym_min(a, b) if traced else min(a, b)
+
+
+class Arguments(SimpleNamespace):
+    """The arguments of one call by name. Those that were not given have their default."""
 
 
 class OperatorCall:
@@ -114,6 +119,12 @@ class OperatorCall:
     @cached_property
     def _schema(self) -> Any:
         return parse_schema(f"npu::{self._text}")
+
+    def record(self, args: Sequence[Any], named: Mapping[str, Any]) -> Arguments:
+        """The arguments of a call, by place and by name."""
+        given = {a.name: a.default_value for a in self.arguments}
+        given |= {a.name: value for a, value in zip(self.arguments, args, strict=False)}
+        return Arguments(**given | dict(named))
 
     def run(self, function: Any, given: Mapping[str, Any]) -> Any:
         """Call a kernel; arguments that are not given have their default."""

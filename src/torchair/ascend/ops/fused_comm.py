@@ -1,26 +1,24 @@
-"""Products fused with a collective. The group is given by its name, as `get_hccl_comm_name` gives
-it; with one rank nothing is sent. Sums over ranks are made in float32."""
+"""Products fused with a collective. Sums over ranks are made in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from torchair.ascend.ops.forms import GeForm, OperatorCall
-from torchair.ascend.ops.library import (
-    NpuOperators,
-    dtype_of,
-    refuse,
-    refuse_given,
-    wide,
-    wrong,
-)
+from torchair.ascend.ops.forms import Arguments, GeForm
+from torchair.ascend.ops.library import NpuOperators, dtype_of, refuse, refuse_given, wide, wrong
 from torchair.ascend.ops.matmul import columns
 from torchair.ascend.ops.operands import Factor, product
-from torchair.ops.collectives import named_group
+from torchair.ascend.ops.ranks import (
+    columns_to_rows,
+    gathered,
+    own_part,
+    ranks,
+    reduced,
+    rows_to_columns,
+)
 from torchair.ops.quantised import (
     dequantized_weight,
     exact_product,
@@ -30,84 +28,32 @@ from torchair.ops.quantised import (
 
 Tensor = torch.Tensor
 OPERATORS = NpuOperators()
-_REDUCTIONS = {
-    "sum": dist.ReduceOp.SUM,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "prod": dist.ReduceOp.PRODUCT,
-}
-
-
-# ---- collectives ----
-
-
-def ranks(hcom: str, world_size: int | None = None) -> int:
-    """How many ranks a group has."""
-    if world_size is not None and world_size <= 1:
-        return 1
-    return dist.get_world_size(named_group(hcom)) if dist.is_initialized() else 1
-
-
-def reduced(x: Tensor, hcom: str, operator: str, reduce_op: str, world: int) -> Tensor:
-    """The sum of all ranks, or another reduction."""
-    if reduce_op not in _REDUCTIONS:
-        raise wrong(operator, "reduce_op", f"{reduce_op!r} is none of {', '.join(_REDUCTIONS)}")
-    if world > 1:
-        x = x.contiguous()
-        dist.all_reduce(x, _REDUCTIONS[reduce_op], group=named_group(hcom))
-    return x
-
-
-def gathered(x: Tensor, hcom: str, world: int) -> Tensor:
-    """Rows of all ranks. Bytes are sent: gloo does not know all types."""
-    if world <= 1:
-        return x
-    flat = x.contiguous().view(torch.uint8) if x.element_size() == 1 else x.contiguous()
-    out = flat.new_empty((world * x.shape[0], *flat.shape[1:]))
-    dist.all_gather_into_tensor(out, flat, group=named_group(hcom))
-    return out.view(x.dtype)
-
-
-def exchanged(
-    x: Tensor,
-    hcom: str,
-    world: int,
-    received: Sequence[int] | None = None,
-    sent: Sequence[int] | None = None,
-) -> Tensor:
-    """Rows sent to each rank and got from each; equal parts if no counts are given."""
-    if world <= 1:
-        return x
-    flat = x.contiguous().view(torch.uint8) if x.element_size() == 1 else x.contiguous()
-    rows = x.shape[0] if received is None else sum(received)
-    out = flat.new_empty((rows, *flat.shape[1:]))
-    came, went = (None if c is None else list(c) for c in (received, sent))
-    dist.all_to_all_single(out, flat, came, went, group=named_group(hcom))
-    return out.view(x.dtype)
-
-
-def own_part(x: Tensor, hcom: str, world: int) -> Tensor:
-    """The rows of this rank."""
-    if world <= 1:
-        return x
-    return x.chunk(world)[dist.get_rank(named_group(hcom))].contiguous()
 
 
 # ---- products of plain and of quantised operands ----
+
+
+def _form(
+    ge_type: str, names: dict[str, str], types: Sequence[str] = (), unused: Sequence[str] = ()
+) -> GeForm:
+    """The GE operator of a product with a collective."""
+    return GeForm(ge_type, names, types, collective=True, product=True, unused=unused)
 
 
 def _product(
     name: str,
     x1: Tensor,
     x2: Tensor,
-    x1_scale: Tensor | None,
-    x2_scale: Tensor | None,
+    scales: tuple[Tensor | None, Tensor | None],
+    bias: Tensor | None,
     types: dict[str, Any],
 ) -> Tensor:
+    """A product of two factors, of which either may have scales, and a bias. `types` has the
+    formats of factors and scales that are not those of their tensors."""
     weight = unpacked_weight(x2, x1.shape[-1]) if x1.dtype != torch.uint8 else x2
-    left = Factor.typed(x1, x1_scale, types, "x1_dtype", "x1_scale_dtype")
-    right = Factor.typed(weight, x2_scale, types, "x2_dtype", "x2_scale_dtype")
-    return product(name, left, right)
+    left = Factor.typed(x1, scales[0], types, "x1_dtype", "x1_scale_dtype")
+    right = Factor.typed(weight, scales[1], types, "x2_dtype", "x2_scale_dtype")
+    return _biased(product(name, left, right), bias)
 
 
 def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -126,12 +72,17 @@ def _type(operator: str, x: Any, scale: Any, code: Any, plain: torch.dtype) -> t
 _SUM = "npu_mm_all_reduce_base"
 
 
-def _sum_type(x1: Any, scale: Any, y_dtype: Any) -> torch.dtype:
+def _sum_type(a: Arguments) -> torch.dtype:
+    scale = a.dequant_scale
     half = torch.bfloat16 if scale is not None and scale.dtype == torch.bfloat16 else torch.float16
-    return _type(_SUM, x1, scale, y_dtype, half)
+    return _type(_SUM, a.x1, scale, a.y_dtype, half)
 
 
-@OPERATORS.add(
+def _fake_sum(a: Arguments) -> Any:
+    return a.x1.new_empty([*a.x1.shape[:-1], columns(a.x2, a.x1.shape[-1])], dtype=_sum_type(a))
+
+
+@OPERATORS.add_by_record(
     f"{_SUM}(Tensor x1, Tensor x2, str hcom, *, str reduce_op='sum', Tensor? bias=None, "
     "Tensor? antiquant_scale=None, Tensor? antiquant_offset=None, Tensor? x3=None, "
     "Tensor? dequant_scale=None, Tensor? pertoken_scale=None, Tensor? comm_quant_scale_1=None, "
@@ -139,326 +90,167 @@ def _sum_type(x1: Any, scale: Any, y_dtype: Any) -> torch.dtype:
     "int[]? group_sizes=None, int? y_dtype=None, int? x1_dtype=None, int? x2_dtype=None, "
     "int? dequant_scale_dtype=None, int? pertoken_scale_dtype=None, int comm_quant_mode=0, "
     "str? comm_mode=None) -> Tensor",
-    lambda x1, x2, hcom, *, dequant_scale=None, y_dtype=None, **others: x1.new_empty(
-        [*x1.shape[:-1], columns(x2, x1.shape[-1])], dtype=_sum_type(x1, dequant_scale, y_dtype)
-    ),
-    form=GeForm(
-        "MatmulAllReduce",
-        {"group": "hcom"},
-        ("y_dtype",),
-        collective=True,
-        product=True,
-        unused=("comm_mode", "group_sizes"),
-    ),
+    _fake_sum,
+    _form("MatmulAllReduce", {"group": "hcom"}, ("y_dtype",), ("comm_mode", "group_sizes")),
 )
-def mm_all_reduce(
-    x1: Tensor,
-    x2: Tensor,
-    hcom: str,
-    *,
-    reduce_op: str = "sum",
-    bias: Tensor | None = None,
-    antiquant_scale: Tensor | None = None,
-    antiquant_offset: Tensor | None = None,
-    x3: Tensor | None = None,
-    dequant_scale: Tensor | None = None,
-    pertoken_scale: Tensor | None = None,
-    comm_quant_scale_1: Tensor | None = None,
-    comm_quant_scale_2: Tensor | None = None,
-    antiquant_group_size: int = 0,
-    y_dtype: int | None = None,
-    **others: Any,
-) -> Tensor:
+def mm_all_reduce(a: Arguments) -> Tensor:
     """A product summed over all ranks, plus `x3`. Operands may be quantised, or the weight alone;
     what a device quantises on the way is sent as it is."""
-    types = {
-        "x1_dtype": others.get("x1_dtype"),
-        "x2_dtype": others.get("x2_dtype"),
-        "x1_scale_dtype": others.get("pertoken_scale_dtype"),
-        "x2_scale_dtype": others.get("dequant_scale_dtype"),
-    }
-    weight, dtype = x2, _sum_type(x1, dequant_scale, y_dtype)
-    if antiquant_scale is not None:
-        plain, kind = unpacked_weight(x2, x1.shape[-1]), wide(x1.dtype)
+    y = reduced(_local_sum(a).to(torch.float32), a.hcom, _SUM, a.reduce_op, ranks(a.hcom))
+    return (y if a.x3 is None else y + a.x3.to(y.dtype)).to(_sum_type(a))
+
+
+def _local_sum(a: Arguments) -> Tensor:
+    """The product of this rank."""
+    if a.antiquant_scale is not None:
+        plain, kind = unpacked_weight(a.x2, a.x1.shape[-1]), wide(a.x1.dtype)
         weight = dequantized_weight(
-            plain, antiquant_scale, antiquant_offset, antiquant_group_size, kind
+            plain, a.antiquant_scale, a.antiquant_offset, a.antiquant_group_size, kind
         )
-        y = _biased(x1.to(kind) @ weight, bias)
-    elif bias is not None and not bias.dtype.is_floating_point:
-        assert dequant_scale is not None
-        y = (exact_product(x1, x2) + bias) * scale_values(dequant_scale)
-        y = y if pertoken_scale is None else y * pertoken_scale.reshape(-1, 1)
-    else:
-        y = _biased(_product(_SUM, x1, x2, pertoken_scale, dequant_scale, types), bias)
-    y = reduced(y.to(torch.float32), hcom, _SUM, reduce_op, ranks(hcom))
-    return (y if x3 is None else y + x3.to(y.dtype)).to(dtype)
+        return _biased(a.x1.to(kind) @ weight, a.bias)
+    if a.bias is not None and not a.bias.dtype.is_floating_point:
+        assert a.dequant_scale is not None
+        y = (exact_product(a.x1, a.x2) + a.bias) * scale_values(a.dequant_scale)
+        return y if a.pertoken_scale is None else y * a.pertoken_scale.reshape(-1, 1)
+    types = {
+        "x1_dtype": a.x1_dtype,
+        "x2_dtype": a.x2_dtype,
+        "x1_scale_dtype": a.pertoken_scale_dtype,
+        "x2_scale_dtype": a.dequant_scale_dtype,
+    }
+    return _product(_SUM, a.x1, a.x2, (a.pertoken_scale, a.dequant_scale), a.bias, types)
 
 
-# ---- sums, of which each rank has its rows ----
-
-
-def _scattered(
-    name: str,
-    x1: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    reduce_op: str,
-    bias: Tensor | None,
-    scales: tuple[Tensor | None, Tensor | None],
-    dtype: torch.dtype,
-    types: dict[str, Any],
-) -> Tensor:
-    world = ranks(hcom, world_size)
-    if x1.shape[0] % world:
-        raise wrong(name, "self", f"{x1.shape[0]} rows have no {world} equal parts")
-    y = _biased(_product(name, x1, x2, *scales, types), bias).to(torch.float32)
-    return own_part(reduced(y, hcom, name, reduce_op, world), hcom, world).to(dtype)
-
-
-def _scatter_rows(x: Any, world_size: int) -> Any:
-    return x.shape[0] // max(world_size, 1)
-
-
-@OPERATORS.add(
-    "npu_mm_reduce_scatter_base(Tensor self, Tensor x2, str hcom, int world_size, *, "
-    "str reduce_op='sum', Tensor? bias=None, Tensor? x1_scale=None, Tensor? x2_scale=None, "
-    "int comm_turn=0, ScalarType? output_dtype=None, str? comm_mode=None) -> Tensor",
-    lambda x, x2, hcom, world, *, x2_scale=None, output_dtype=None, **others: x.new_empty(
-        [_scatter_rows(x, world), x2.shape[1]],
-        dtype=_type("npu_mm_reduce_scatter_base", x, x2_scale, output_dtype, torch.bfloat16),
-    ),
-    form=GeForm(
-        "MatmulReduceScatter",
-        {"x1": "self", "group": "hcom", "rank_size": "world_size"},
-        collective=True,
-        product=True,
-        unused=("comm_mode",),
-    ),
-)
-def mm_reduce_scatter(
-    self: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    *,
-    reduce_op: str = "sum",
-    bias: Tensor | None = None,
-    x1_scale: Tensor | None = None,
-    x2_scale: Tensor | None = None,
-    comm_turn: int = 0,
-    output_dtype: Any = None,
-    comm_mode: str | None = None,
-) -> Tensor:
-    """A product summed over all ranks, and the rows of it that belong to this one."""
-    name = "npu_mm_reduce_scatter_base"
-    dtype = _type(name, self, x2_scale, output_dtype, torch.bfloat16)
-    scales = x1_scale, x2_scale
-    return _scattered(name, self, x2, hcom, world_size, reduce_op, bias, scales, dtype, {})
-
+# ---- sums, of which each rank has its rows; rows of all ranks, times a weight ----
 
 _TYPES = (
     "int[]? group_sizes=None, bool amax_output=False, int? y_dtype=None, int? x1_dtype=None, "
     "int? x2_dtype=None, int? x1_scale_dtype=None, int? x2_scale_dtype=None, "
     "str? comm_mode=None"
 )
+_NAMES = {"x1": "self", "group": "hcom", "rank_size": "world_size"}
 
 
-@OPERATORS.add(
-    "npu_quant_mm_reduce_scatter(Tensor self, Tensor x2, str hcom, int world_size, *, "
+def _plain_type(name: str, a: Arguments) -> torch.dtype:
+    return _type(name, a.self, a.x2_scale, a.output_dtype, torch.bfloat16)
+
+
+def _quant_type(name: str, a: Arguments) -> torch.dtype:
+    return _type(name, a.self, None, a.y_dtype, a.self.dtype)
+
+
+def _nothing(a: Arguments) -> Any:
+    """The result for largest absolute values, which is always empty."""
+    return a.self.new_empty([0], dtype=torch.float32)
+
+
+def _scatter_rows(x: Any, world_size: int) -> Any:
+    return x.shape[0] // max(world_size, 1)
+
+
+def _fake_scattered(a: Arguments, dtype: torch.dtype) -> Any:
+    return a.self.new_empty([_scatter_rows(a.self, a.world_size), a.x2.shape[1]], dtype=dtype)
+
+
+def _scattered(name: str, a: Arguments, dtype: torch.dtype, types: dict[str, Any]) -> Tensor:
+    world = ranks(a.hcom, a.world_size)
+    if a.self.shape[0] % world:
+        raise wrong(name, "self", f"{a.self.shape[0]} rows have no {world} equal parts")
+    y = _product(name, a.self, a.x2, (a.x1_scale, a.x2_scale), a.bias, types).to(torch.float32)
+    return own_part(reduced(y, a.hcom, name, a.reduce_op, world), a.hcom, world).to(dtype)
+
+
+_SCATTER, _QUANT_SCATTER = "npu_mm_reduce_scatter_base", "npu_quant_mm_reduce_scatter"
+
+
+@OPERATORS.add_by_record(
+    f"{_SCATTER}(Tensor self, Tensor x2, str hcom, int world_size, *, "
+    "str reduce_op='sum', Tensor? bias=None, Tensor? x1_scale=None, Tensor? x2_scale=None, "
+    "int comm_turn=0, ScalarType? output_dtype=None, str? comm_mode=None) -> Tensor",
+    lambda a: _fake_scattered(a, _plain_type(_SCATTER, a)),
+    _form("MatmulReduceScatter", _NAMES, unused=("comm_mode",)),
+)
+def mm_reduce_scatter(a: Arguments) -> Tensor:
+    """A product summed over all ranks, and the rows of it that belong to this one."""
+    return _scattered(_SCATTER, a, _plain_type(_SCATTER, a), {})
+
+
+@OPERATORS.add_by_record(
+    f"{_QUANT_SCATTER}(Tensor self, Tensor x2, str hcom, int world_size, *, "
     "str reduce_op='sum', Tensor? bias=None, Tensor? x1_scale=None, Tensor? x2_scale=None, "
     f"Tensor? quant_scale=None, int block_size=0, int comm_turn=0, {_TYPES}) -> (Tensor, Tensor)",
-    lambda x, x2, hcom, world, *, y_dtype=None, **others: (
-        x.new_empty(
-            [_scatter_rows(x, world), x2.shape[1]],
-            dtype=_type("npu_quant_mm_reduce_scatter", x, None, y_dtype, x.dtype),
-        ),
-        x.new_empty([0], dtype=torch.float32),
-    ),
-    form=GeForm(
+    lambda a: (_fake_scattered(a, _quant_type(_QUANT_SCATTER, a)), _nothing(a)),
+    _form(
         "MatmulReduceScatterV2",
-        {"x1": "self", "group": "hcom", "rank_size": "world_size", "is_amax_out": "amax_output"},
+        {**_NAMES, "is_amax_out": "amax_output"},
         ("y_dtype",),
-        collective=True,
-        product=True,
-        unused=("comm_mode", "group_sizes"),
+        ("comm_mode", "group_sizes"),
     ),
 )
-def quant_mm_reduce_scatter(
-    self: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    *,
-    reduce_op: str = "sum",
-    bias: Tensor | None = None,
-    x1_scale: Tensor | None = None,
-    x2_scale: Tensor | None = None,
-    quant_scale: Tensor | None = None,
-    y_dtype: int | None = None,
-    **types: Any,
-) -> tuple[Tensor, Tensor]:
+def quant_mm_reduce_scatter(a: Arguments) -> tuple[Tensor, Tensor]:
     """The same of quantised operands; the second result is empty."""
-    name = "npu_quant_mm_reduce_scatter"
-    refuse_given(name, quant_scale=quant_scale)
-    dtype, scales = _type(name, self, None, y_dtype, self.dtype), (x1_scale, x2_scale)
-    y = _scattered(name, self, x2, hcom, world_size, reduce_op, bias, scales, dtype, types)
-    return y, y.new_empty(0, dtype=torch.float32)
+    refuse_given(_QUANT_SCATTER, quant_scale=a.quant_scale)
+    y = _scattered(_QUANT_SCATTER, a, _quant_type(_QUANT_SCATTER, a), vars(a))
+    return y, _nothing(a)
 
 
-# ---- rows of all ranks, times a weight ----
-
-
-def _gather_dims(x: Any, x2: Any, world_size: int, shown: bool) -> tuple[list[Any], list[Any]]:
-    rows = x.shape[0] * max(world_size, 1)
-    return [rows, x2.shape[1]], [rows, x.shape[1]] if shown else [0]
-
-
-@OPERATORS.add(
-    "npu_all_gather_base_mm(Tensor self, Tensor x2, str hcom, int world_size, *, "
-    "Tensor? bias=None, Tensor? x1_scale=None, Tensor? x2_scale=None, int gather_index=0, "
-    "bool gather_output=True, int comm_turn=0, ScalarType? output_dtype=None, "
-    "str? comm_mode=None) -> (Tensor, Tensor)",
-    lambda x, x2, hcom, world, *, x2_scale=None, output_dtype=None, gather_output=True, **others: (
-        x.new_empty(
-            _gather_dims(x, x2, world, True)[0],
-            dtype=_type("npu_all_gather_base_mm", x, x2_scale, output_dtype, torch.bfloat16),
-        ),
-        x.new_empty(_gather_dims(x, x2, world, gather_output)[1]),
-    ),
-    form=GeForm(
-        "AllGatherMatmul",
-        {
-            "x1": "self",
-            "group": "hcom",
-            "rank_size": "world_size",
-            "is_gather_out": "gather_output",
-        },
-        collective=True,
-        product=True,
-        unused=("comm_mode",),
-    ),
-)
-def all_gather_mm(
-    self: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    *,
-    bias: Tensor | None = None,
-    x1_scale: Tensor | None = None,
-    x2_scale: Tensor | None = None,
-    gather_index: int = 0,
-    gather_output: bool = True,
-    comm_turn: int = 0,
-    output_dtype: Any = None,
-    comm_mode: str | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Rows of all ranks times a weight, and these rows."""
-    name = "npu_all_gather_base_mm"
-    dtype = _type(name, self, x2_scale, output_dtype, torch.bfloat16)
-    how = bias, (x1_scale, x2_scale), gather_index, gather_output, dtype
-    return _gathered_product(name, self, x2, hcom, world_size, *how, {})
+def _fake_gathered(a: Arguments, dtype: torch.dtype) -> tuple[Any, Any]:
+    rows = a.self.shape[0] * max(a.world_size, 1)
+    shown = [rows, a.self.shape[1]] if a.gather_output else [0]
+    return a.self.new_empty([rows, a.x2.shape[1]], dtype=dtype), a.self.new_empty(shown)
 
 
 def _gathered_product(
-    name: str,
-    x: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    bias: Tensor | None,
-    scales: tuple[Tensor | None, Tensor | None],
-    gather_index: int,
-    shown: bool,
-    dtype: torch.dtype,
-    types: dict[str, Any],
+    name: str, a: Arguments, dtype: torch.dtype, types: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    if gather_index:
-        raise refuse(name, "gather_index", f"{gather_index} is not 0")
-    world = ranks(hcom, world_size)
-    rows, left = gathered(x, hcom, world), scales[0]
+    if a.gather_index:
+        raise refuse(name, "gather_index", f"{a.gather_index} is not 0")
+    world = ranks(a.hcom, a.world_size)
+    rows, left = gathered(a.self, a.hcom, world), a.x1_scale
     if left is not None and left.numel() > 1:
-        left = gathered(left, hcom, world)
-    y = _biased(_product(name, rows, x2, left, scales[1], types), bias)
-    return y.to(dtype), rows.clone() if shown else x.new_empty(0)
+        left = gathered(left, a.hcom, world)
+    y = _product(name, rows, a.x2, (left, a.x2_scale), a.bias, types)
+    return y.to(dtype), rows.clone() if a.gather_output else a.self.new_empty(0)
 
 
-@OPERATORS.add(
-    "npu_all_gather_quant_mm(Tensor self, Tensor x2, str hcom, int world_size, *, "
+_GATHER, _QUANT_GATHER = "npu_all_gather_base_mm", "npu_all_gather_quant_mm"
+_GATHER_NAMES = {**_NAMES, "is_gather_out": "gather_output"}
+
+
+@OPERATORS.add_by_record(
+    f"{_GATHER}(Tensor self, Tensor x2, str hcom, int world_size, *, "
+    "Tensor? bias=None, Tensor? x1_scale=None, Tensor? x2_scale=None, int gather_index=0, "
+    "bool gather_output=True, int comm_turn=0, ScalarType? output_dtype=None, "
+    "str? comm_mode=None) -> (Tensor, Tensor)",
+    lambda a: _fake_gathered(a, _plain_type(_GATHER, a)),
+    _form("AllGatherMatmul", _GATHER_NAMES, unused=("comm_mode",)),
+)
+def all_gather_mm(a: Arguments) -> tuple[Tensor, Tensor]:
+    """Rows of all ranks times a weight, and these rows."""
+    return _gathered_product(_GATHER, a, _plain_type(_GATHER, a), {})
+
+
+@OPERATORS.add_by_record(
+    f"{_QUANT_GATHER}(Tensor self, Tensor x2, str hcom, int world_size, *, "
     "Tensor? bias=None, Tensor? x1_scale=None, Tensor? x2_scale=None, Tensor? quant_scale=None, "
     "int block_size=0, int gather_index=0, bool gather_output=True, int comm_turn=0, "
     f"{_TYPES}) -> (Tensor, Tensor, Tensor)",
-    lambda x, x2, hcom, world, *, y_dtype=None, gather_output=True, **others: (
-        x.new_empty(
-            _gather_dims(x, x2, world, True)[0],
-            dtype=_type("npu_all_gather_quant_mm", x, None, y_dtype, x.dtype),
-        ),
-        x.new_empty(_gather_dims(x, x2, world, gather_output)[1]),
-        x.new_empty([0], dtype=torch.float32),
-    ),
-    form=GeForm(
+    lambda a: (*_fake_gathered(a, _quant_type(_QUANT_GATHER, a)), _nothing(a)),
+    _form(
         "AllGatherMatmulV2",
-        {
-            "x1": "self",
-            "group": "hcom",
-            "rank_size": "world_size",
-            "is_gather_out": "gather_output",
-            "is_amax_out": "amax_output",
-        },
+        {**_GATHER_NAMES, "is_amax_out": "amax_output"},
         ("y_dtype",),
-        collective=True,
-        product=True,
-        unused=("group_sizes",),
+        ("group_sizes",),
     ),
 )
-def all_gather_quant_mm(
-    self: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    *,
-    bias: Tensor | None = None,
-    x1_scale: Tensor | None = None,
-    x2_scale: Tensor | None = None,
-    quant_scale: Tensor | None = None,
-    gather_index: int = 0,
-    gather_output: bool = True,
-    y_dtype: int | None = None,
-    **types: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+def all_gather_quant_mm(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     """The same of quantised operands; the third result is empty."""
-    name = "npu_all_gather_quant_mm"
-    refuse_given(name, quant_scale=quant_scale)
-    dtype = _type(name, self, None, y_dtype, self.dtype)
-    how = bias, (x1_scale, x2_scale), gather_index, gather_output, dtype
-    made = _gathered_product(name, self, x2, hcom, world_size, *how, types)
-    return *made, self.new_empty(0, dtype=torch.float32)
+    refuse_given(_QUANT_GATHER, quant_scale=a.quant_scale)
+    made = _gathered_product(_QUANT_GATHER, a, _quant_type(_QUANT_GATHER, a), vars(a))
+    return *made, _nothing(a)
 
 
 # ---- rows for columns ----
-
-
-def columns_to_rows(y: Tensor, hcom: str, world: int) -> Tensor:
-    """Part r of the columns goes to rank r; rows of all ranks lie one after the other."""
-    if world <= 1:
-        return y
-    parts = y.unflatten(-1, (world, -1)).transpose(0, 1).contiguous()
-    return exchanged(parts, hcom, world).flatten(0, 1)
-
-
-def rows_to_columns(x: Tensor, hcom: str, world: int) -> Tensor:
-    """Part r of the rows goes to rank r; columns of all ranks lie one after the other."""
-    if world <= 1:
-        return x
-    parts = exchanged(x.unflatten(0, (world, -1)).contiguous(), hcom, world)
-    return parts.transpose(0, 1).flatten(1).contiguous()
-
-
-def _check_axes(name: str, axes: Sequence[int] | None, known: list[int]) -> None:
-    if axes is not None and list(axes) != known:
-        raise wrong(name, "all2all_axes", f"is {list(axes)}, known is {known}")
-
 
 _QUANT = (
     "Tensor? x1_scale=None, Tensor? x2_scale=None, Tensor? common_scale=None, "
@@ -480,237 +272,145 @@ _UNUSED = (
     "output_scale_dtype",
     "comm_scale_dtype",
 )
-_NAMES = {
+_EXCHANGE_NAMES = {
     "group": "hcom",
     "alltoall_out_flag": "all2all_out_flag",
     "comm_scale": "common_scale",
     "comm_quant_mode": "common_quant_mode",
 }
+_REFUSED = ("common_scale", "x1_offset", "x2_offset")
 
 
-def _result_type(x1: Any, x1_dtype: int | None, y_dtype: int | None) -> torch.dtype:
+def _result_type(a: Arguments) -> torch.dtype:
     """The type of a product: that of plain operands, float32 of quantised ones."""
-    if y_dtype is not None:
-        return dtype_of("npu_all_to_all_quant_matmul", "y_dtype", y_dtype)
+    given = vars(a)  # operators of plain operands name no types
+    if given.get("y_dtype") is not None:
+        return dtype_of("npu_all_to_all_quant_matmul", "y_dtype", a.y_dtype)
     plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    return x1.dtype if x1_dtype is None and x1.dtype in plain else torch.float32
+    named = given.get("x1_dtype") is not None
+    return torch.float32 if named or a.x1.dtype not in plain else a.x1.dtype
 
 
-def _no_more(name: str, given: dict[str, Any]) -> None:
-    unknown = ("common_scale", "x1_offset", "x2_offset")
-    refuse_given(name, **{n: given.get(n) for n in unknown})
+def _exchange_product(name: str, a: Arguments, x1: Tensor) -> Tensor:
+    """The product before rows are sent, or after."""
+    given = vars(a)
+    scales = given.get("x1_scale"), given.get("x2_scale")
+    return _product(name, x1, a.x2, scales, a.bias, given).to(_result_type(a))
 
 
-def _by_name(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function of all arguments by name, from one that gets them as they were given."""
-    names = [a.name for a in OperatorCall(schema).arguments]
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **more: function(**dict(zip(names, args, strict=False)) | more)
-
-    return wrap
+def _check_exchange(name: str, a: Arguments, axes: list[int]) -> None:
+    refuse_given(name, **{n: vars(a).get(n) for n in _REFUSED})
+    if a.all2all_axes is not None and list(a.all2all_axes) != axes:
+        raise wrong(name, "all2all_axes", f"is {list(a.all2all_axes)}, known is {axes}")
 
 
-_TO_ROWS = (
-    "npu_quant_matmul_all_to_all(Tensor x1, Tensor x2, str hcom, int world_size, "
-    f"Tensor? bias=None, {_QUANT}{_QUANT_TYPES}) -> Tensor"
-)
+def _fake_to_rows(a: Arguments) -> Any:
+    world = max(a.world_size, 1)
+    dims = [a.x1.shape[0] * world, a.x2.shape[1] // world]
+    return a.x1.new_empty(dims, dtype=_result_type(a))
 
 
-@_by_name(_TO_ROWS)
-def _fake_to_rows(
-    x1: Any,
-    x2: Any,
-    hcom: str,
-    world_size: int,
-    x1_dtype: int | None = None,
-    y_dtype: int | None = None,
-    **others: Any,
-) -> Any:
-    world = max(world_size, 1)
-    dims = [x1.shape[0] * world, x2.shape[1] // world]
-    return x1.new_empty(dims, dtype=_result_type(x1, x1_dtype, y_dtype))
-
-
-@OPERATORS.add(
-    _TO_ROWS,
-    _fake_to_rows,
-    form=GeForm(
-        "MatmulAlltoAll", _NAMES, ("y_dtype",), collective=True, product=True, unused=_UNUSED
-    ),
-)
-@_by_name(_TO_ROWS)
-def matmul_all_to_all(
-    x1: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    bias: Tensor | None = None,
-    x1_scale: Tensor | None = None,
-    x2_scale: Tensor | None = None,
-    all2all_axes: Sequence[int] | None = None,
-    y_dtype: int | None = None,
-    **types: Any,
-) -> Tensor:
-    """A product whose columns go to the ranks, which have rows of all then."""
-    name = "npu_matmul_all_to_all"
-    _no_more(name, types)
-    _check_axes(name, all2all_axes, [-1, -2])
-    y = _biased(_product(name, x1, x2, x1_scale, x2_scale, types), bias)
-    y = y.to(_result_type(x1, types.get("x1_dtype"), y_dtype))
-    return columns_to_rows(y, hcom, ranks(hcom, world_size))
-
-
-OPERATORS.add(
+@OPERATORS.add_by_record(
     "npu_matmul_all_to_all(Tensor x1, Tensor x2, str hcom, int world_size, Tensor? bias=None, "
     "int[]? all2all_axes=None, str? comm_mode=None) -> Tensor",
-    lambda x1, x2, hcom, world, *others: _fake_to_rows(x1, x2, hcom, world),
-    form=GeForm("MatmulAlltoAll", _NAMES, collective=True, product=True, unused=_UNUSED),
-)(
-    lambda x1, x2, hcom, world, bias=None, axes=None, mode=None: matmul_all_to_all(
-        x1, x2, hcom, world, bias, all2all_axes=axes
-    )
+    _fake_to_rows,
+    _form("MatmulAlltoAll", _EXCHANGE_NAMES, unused=_UNUSED),
 )
+@OPERATORS.add_by_record(
+    "npu_quant_matmul_all_to_all(Tensor x1, Tensor x2, str hcom, int world_size, "
+    f"Tensor? bias=None, {_QUANT}{_QUANT_TYPES}) -> Tensor",
+    _fake_to_rows,
+    _form("MatmulAlltoAll", _EXCHANGE_NAMES, ("y_dtype",), _UNUSED),
+)
+def matmul_all_to_all(a: Arguments) -> Tensor:
+    """A product whose columns go to the ranks, which have rows of all then."""
+    name = "npu_matmul_all_to_all"
+    _check_exchange(name, a, [-1, -2])
+    return columns_to_rows(_exchange_product(name, a, a.x1), a.hcom, ranks(a.hcom, a.world_size))
 
 
-def _fake_to_columns(
-    x1: Any,
-    x2: Any,
-    hcom: str,
-    world_size: int,
-    *,
-    all2all_out_flag: bool = True,
-    x1_dtype: int | None = None,
-    y_dtype: int | None = None,
-    **others: Any,
-) -> Any:
-    world = max(world_size, 1)
-    rows, width = x1.shape[0] // world, x1.shape[1] * world
-    y = x1.new_empty([rows, x2.shape[1]], dtype=_result_type(x1, x1_dtype, y_dtype))
-    return y, x1.new_empty([rows, width] if all2all_out_flag else [0])
+def _fake_to_columns(a: Arguments) -> Any:
+    world = max(a.world_size, 1)
+    rows, width = a.x1.shape[0] // world, a.x1.shape[1] * world
+    y = a.x1.new_empty([rows, a.x2.shape[1]], dtype=_result_type(a))
+    return y, a.x1.new_empty([rows, width] if a.all2all_out_flag else [0])
 
 
-@OPERATORS.add(
+@OPERATORS.add_by_record(
+    "npu_all_to_all_matmul(Tensor x1, Tensor x2, str hcom, int world_size, Tensor? bias=None, "
+    "int[]? all2all_axes=None, bool all2all_out_flag=True, str? comm_mode=None) "
+    "-> (Tensor, Tensor)",
+    _fake_to_columns,
+    _form("AlltoAllMatmul", _EXCHANGE_NAMES, unused=_UNUSED),
+)
+@OPERATORS.add_by_record(
     "npu_all_to_all_quant_matmul(Tensor x1, Tensor x2, str hcom, int world_size, *, "
     f"bool all2all_out_flag=True, Tensor? bias=None, {_QUANT}int? x1_quant_dtype=None, "
     f"{_QUANT_TYPES}) -> (Tensor, Tensor)",
     _fake_to_columns,
-    form=GeForm(
-        "AlltoAllMatmul",
-        _NAMES,
-        ("y_dtype",),
-        collective=True,
-        product=True,
-        unused=(*_UNUSED, "x1_quant_dtype"),
-    ),
+    _form("AlltoAllMatmul", _EXCHANGE_NAMES, ("y_dtype",), (*_UNUSED, "x1_quant_dtype")),
 )
-def all_to_all_matmul(
-    x1: Tensor,
-    x2: Tensor,
-    hcom: str,
-    world_size: int,
-    *,
-    all2all_out_flag: bool = True,
-    bias: Tensor | None = None,
-    x1_scale: Tensor | None = None,
-    x2_scale: Tensor | None = None,
-    all2all_axes: Sequence[int] | None = None,
-    y_dtype: int | None = None,
-    **types: Any,
-) -> tuple[Tensor, Tensor]:
+def all_to_all_matmul(a: Arguments) -> tuple[Tensor, Tensor]:
     """Rows that go to the ranks, which have columns of all then, times a weight; and these rows. A
     scale of rows is that of the rows that arrive."""
     name = "npu_all_to_all_matmul"
-    _no_more(name, types)
-    _check_axes(name, all2all_axes, [-2, -1])
-    whole = rows_to_columns(x1, hcom, ranks(hcom, world_size))
-    y = _biased(_product(name, whole, x2, x1_scale, x2_scale, types), bias)
-    shown = whole.clone() if all2all_out_flag else x1.new_empty(0)
-    return y.to(_result_type(x1, types.get("x1_dtype"), y_dtype)), shown
-
-
-OPERATORS.add(
-    "npu_all_to_all_matmul(Tensor x1, Tensor x2, str hcom, int world_size, Tensor? bias=None, "
-    "int[]? all2all_axes=None, bool all2all_out_flag=True, str? comm_mode=None) "
-    "-> (Tensor, Tensor)",
-    lambda x1, x2, hcom, world, bias=None, axes=None, shown=True, mode=None: _fake_to_columns(
-        x1, x2, hcom, world, all2all_out_flag=shown
-    ),
-    form=GeForm("AlltoAllMatmul", _NAMES, collective=True, product=True, unused=_UNUSED),
-)(
-    lambda x1, x2, hcom, world, bias=None, axes=None, shown=True, mode=None: all_to_all_matmul(
-        x1, x2, hcom, world, bias=bias, all2all_axes=axes, all2all_out_flag=shown
-    )
-)
+    _check_exchange(name, a, [-2, -1])
+    whole = rows_to_columns(a.x1, a.hcom, ranks(a.hcom, a.world_size))
+    shown = whole.clone() if a.all2all_out_flag else a.x1.new_empty(0)
+    return _exchange_product(name, a, whole), shown
 
 
 # ---- quantised sums ----
 
-
-def _quant_type(code: Any) -> torch.dtype:
-    return dtype_of("npu_quant_all_reduce", "output_dtype", 15 if code is None else code)
-
-
-def _dequantised(name: str, x: Tensor, scales: Tensor, types: dict[str, Any]) -> Tensor:
-    """Values times scales: of rows, of blocks of a row, or shared ones of 32 values."""
-    operand = Factor(x, scales, types.get("x_dtype"), types.get("scales_dtype"))
-    values, factor = operand.values(name, -1)
-    if factor is None:
-        return values.to(torch.float32)
-    factor = factor.reshape(*x.shape[:-1], -1)
-    size = -(-values.shape[-1] // factor.shape[-1])
-    wide_factor = factor.repeat_interleave(size, -1)[..., : values.shape[-1]]
-    return values.to(torch.float32) * wide_factor
-
-
-_SUMS = "str? reduce_op='sum', int? output_dtype=None, int? x_dtype=None, int? scales_dtype=None"
-
-
-@OPERATORS.add(
-    "npu_quant_all_reduce(Tensor x, Tensor scales, str hcom, int world_size, *, "
-    f"{_SUMS}) -> Tensor",
-    lambda x, scales, hcom, world, *, output_dtype=None, **others: x.new_empty(
-        x.shape, dtype=_quant_type(output_dtype)
-    ),
-    form=GeForm("QuantAllReduce", {"group": "hcom"}, ("output_dtype",), collective=True),
+_SUM_ARGUMENTS = (
+    "(Tensor x, Tensor scales, str hcom, int world_size, *, str? reduce_op='sum', "
+    "int? output_dtype=None, int? x_dtype=None, int? scales_dtype=None) -> Tensor"
 )
-def quant_all_reduce(
-    x: Tensor,
-    scales: Tensor,
-    hcom: str,
-    world_size: int,
-    *,
-    reduce_op: str | None = "sum",
-    output_dtype: int | None = None,
-    **types: Any,
-) -> Tensor:
+
+
+def _sum_form(ge_type: str) -> GeForm:
+    return GeForm(ge_type, {"group": "hcom"}, ("output_dtype",), collective=True)
+
+
+def _sum_ranks(a: Arguments) -> int:
+    return ranks(a.hcom, int(a.world_size))  # GE has a string for it
+
+
+def _output_type(a: Arguments) -> torch.dtype:
+    code = 15 if a.output_dtype is None else a.output_dtype
+    return dtype_of("npu_quant_all_reduce", "output_dtype", code)
+
+
+def _quantised_sum(name: str, a: Arguments) -> Tensor:
+    """The sum over all ranks of values times scales: of rows, of blocks of a row, or shared ones of
+    32 values."""
+    values, factor = Factor(a.x, a.scales, a.x_dtype, a.scales_dtype).values(name, -1)
+    values = values.to(torch.float32)
+    if factor is not None:
+        factor = factor.reshape(*a.x.shape[:-1], -1)
+        size = -(-values.shape[-1] // factor.shape[-1])
+        values = values * factor.repeat_interleave(size, -1)[..., : values.shape[-1]]
+    return reduced(values, a.hcom, name, a.reduce_op or "sum", _sum_ranks(a))
+
+
+@OPERATORS.add_by_record(
+    f"npu_quant_all_reduce{_SUM_ARGUMENTS}",
+    lambda a: a.x.new_empty(a.x.shape, dtype=_output_type(a)),
+    _sum_form("QuantAllReduce"),
+)
+def quant_all_reduce(a: Arguments) -> Tensor:
     """The sum over all ranks of quantised values."""
-    name = "npu_quant_all_reduce"
-    values = _dequantised(name, x, scales, types)
-    world = ranks(hcom, world_size)
-    return reduced(values, hcom, name, reduce_op or "sum", world).to(_quant_type(output_dtype))
+    return _quantised_sum("npu_quant_all_reduce", a).to(_output_type(a))
 
 
-@OPERATORS.add(
-    "npu_quant_reduce_scatter(Tensor x, Tensor scales, str hcom, int world_size, *, "
-    f"{_SUMS}) -> Tensor",
-    lambda x, scales, hcom, world, *, output_dtype=None, **others: x.new_empty(
-        [_scatter_rows(x, int(world)), *x.shape[1:]], dtype=_quant_type(output_dtype)
+@OPERATORS.add_by_record(
+    f"npu_quant_reduce_scatter{_SUM_ARGUMENTS}",
+    lambda a: a.x.new_empty(
+        [_scatter_rows(a.x, int(a.world_size)), *a.x.shape[1:]], dtype=_output_type(a)
     ),
-    form=GeForm("QuantReduceScatter", {"group": "hcom"}, ("output_dtype",), collective=True),
+    _sum_form("QuantReduceScatter"),
 )
-def quant_reduce_scatter(
-    x: Tensor,
-    scales: Tensor,
-    hcom: str,
-    world_size: int,
-    *,
-    reduce_op: str | None = "sum",
-    output_dtype: int | None = None,
-    **types: Any,
-) -> Tensor:
+def quant_reduce_scatter(a: Arguments) -> Tensor:
     """The same, and the rows of it that belong to this rank."""
-    name, world = "npu_quant_reduce_scatter", ranks(hcom, int(world_size))
-    values = _dequantised(name, x, scales, types)
-    whole = reduced(values, hcom, name, reduce_op or "sum", world)
-    return own_part(whole, hcom, world).to(_quant_type(output_dtype))
+    whole = _quantised_sum("npu_quant_reduce_scatter", a)
+    return own_part(whole, a.hcom, _sum_ranks(a)).to(_output_type(a))

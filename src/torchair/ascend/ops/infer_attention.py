@@ -35,6 +35,7 @@ _REFUSED = (
 _PER_TOKEN = 1
 _MODES = (0, _PER_TOKEN)
 _PAGE_DIM = -2  # of (pages, positions, features) and of (pages, heads, positions, features)
+_SHIFT_DIMS = 4  # batch, head, query, key
 
 
 class InferCall:
@@ -74,6 +75,8 @@ class InferCall:
             raise wrong(self.operator, "query_rope", "and key_rope come together")
         if self.ragged and (g.pse_shift is not None or g.key_shared_prefix is not None):
             raise wrong(self.operator, "pse_shift", f"or a prefix do not go with layout {first}")
+        if g.pse_shift is not None and g.pse_shift.dim() != _SHIFT_DIMS:
+            raise wrong(self.operator, "pse_shift", f"has {g.pse_shift.dim()} dims instead of 4")
         have = g.key.shape[_PAGE_DIM]
         if g.block_table is not None and g.block_size not in (0, have):
             reason = f"is {g.block_size}, the pages of key have {have} positions"

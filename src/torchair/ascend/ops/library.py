@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.fx.node import has_side_effect
 
-from torchair.ascend.ops.forms import GeForm
+from torchair.ascend.ops.forms import Arguments, GeForm, OperatorCall
 from torchair.ops.quantised import INT4_IN_INT32 as INT4_IN_INT32
 from torchair.ops.quantised import rounded as rounded
 from torchair.ops.quantised import unpack_int4 as unpack_int4
@@ -96,6 +96,22 @@ class NpuOperators(list[NpuOperator]):
 
         return enter
 
+    def add_by_record(
+        self, schema: str, fake: Callable[[Arguments], Any], form: GeForm
+    ) -> Callable[[Callable[[Arguments], Any]], Callable[[Arguments], Any]]:
+        """One more, whose kernel and fake kernel get all arguments as one record: for operators
+        with many arguments, most of which go on to others."""
+        call = OperatorCall(schema)
+
+        def taking(function: Callable[[Arguments], Any]) -> Callable[..., Any]:
+            return lambda *args, **named: function(call.record(args, named))
+
+        def enter(kernel: Callable[[Arguments], Any]) -> Callable[[Arguments], Any]:
+            self.append(NpuOperator(schema, taking(kernel), taking(fake), form=form))
+            return kernel
+
+        return enter
+
 
 def like(*places: int) -> Callable[..., Any]:
     """Results without data that are like these arguments, contiguous."""
@@ -113,7 +129,7 @@ def _library(space: str) -> torch.library.Library:
 
 
 def exists(name: str, space: str = "npu") -> bool:
-    """Whether torch knows an operator of the library, whoever defined it."""
+    """Whether torch knows an operator of the library, also one of another package."""
     base, _, overload = name.partition(".")
     known = schemas_of(f"{space}::{base}")
     return any(schema.overload_name == overload for schema in known)

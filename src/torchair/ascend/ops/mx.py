@@ -25,7 +25,7 @@ from torchair.ascend.ops.formats import (
     NumberFormat,
     format_of,
 )
-from torchair.ascend.ops.forms import GeForm
+from torchair.ascend.ops.forms import Arguments, GeForm
 from torchair.ascend.ops.library import NpuOperators, dtype_of, wide, wrong
 
 Tensor = torch.Tensor
@@ -145,112 +145,76 @@ def _scales(x: Any, axis: int = -1, block: int = BLOCK) -> Any:
 # ---- one dim, both dims, tiles ----
 
 
-def _fake_mx(
-    x: Any,
-    *,
-    axis: int = -1,
-    round_mode: str = "rint",
-    dst_type: int = 296,
-    block_size: int = BLOCK,
-    scale_alg: int | None = 0,
-    **limits: float,
-) -> Any:
-    kind = check_mx("npu_dynamic_mx_quant", dst_type, round_mode, scale_alg)
-    return _stored(x, kind), _scales(x, axis, block_size)
+def _fake_mx(a: Arguments) -> Any:
+    kind = check_mx("npu_dynamic_mx_quant", a.dst_type, a.round_mode, a.scale_alg)
+    return _stored(a.input, kind), _scales(a.input, a.axis, a.block_size)
 
 
-@OPERATORS.add(
+@OPERATORS.add_by_record(
     'npu_dynamic_mx_quant(Tensor input, *, int axis=-1, str round_mode="rint", int dst_type=296, '
     "int block_size=32, int? scale_alg=0, float dst_type_max=0.0, float max_low_bound=0.0) "
     "-> (Tensor, Tensor)",
     _fake_mx,
-    form=GeForm("DynamicMxQuant", {"x": "input", "blocksize": "block_size"}, ("dst_type",)),
+    GeForm("DynamicMxQuant", {"x": "input", "blocksize": "block_size"}, ("dst_type",)),
 )
-def _dynamic_mx_quant(
-    input: Tensor,
-    *,
-    axis: int = -1,
-    round_mode: str = "rint",
-    dst_type: int = 296,
-    block_size: int = BLOCK,
-    scale_alg: int | None = 0,
-    dst_type_max: float = 0.0,
-    max_low_bound: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    name = "npu_dynamic_mx_quant"
-    kind = check_mx(name, dst_type, round_mode, scale_alg)
-    if block_size % BLOCK or not 0 < block_size <= 1024:
-        raise wrong(name, "block_size", f"{block_size} is no multiple of 32 up to 1024")
-    if not -input.dim() <= axis < input.dim():
-        raise wrong(name, "axis", f"is {axis} of {input.dim()} dims")
-    _check_even(name, input, kind)
-    how = round_mode, scale_alg or FLOOR, dst_type_max
-    return mx_quant(input, kind, axis, *how, block_size, max_low_bound)
+def _dynamic_mx_quant(a: Arguments) -> tuple[Tensor, Tensor]:
+    name, x = "npu_dynamic_mx_quant", a.input
+    kind = check_mx(name, a.dst_type, a.round_mode, a.scale_alg)
+    if a.block_size % BLOCK or not 0 < a.block_size <= 1024:
+        raise wrong(name, "block_size", f"{a.block_size} is no multiple of 32 up to 1024")
+    if not -x.dim() <= a.axis < x.dim():
+        raise wrong(name, "axis", f"is {a.axis} of {x.dim()} dims")
+    _check_even(name, x, kind)
+    how = a.round_mode, a.scale_alg or FLOOR, a.dst_type_max
+    return mx_quant(x, kind, a.axis, *how, a.block_size, a.max_low_bound)
 
 
-def _fake_both(
-    x: Any, *, round_mode: str = "rint", dst_type: int = 296, scale_alg: int = 0, **limits: Any
-) -> Any:
-    kind = check_mx("npu_dynamic_mx_quant_with_dual_axis", dst_type, round_mode, scale_alg)
+def _fake_both(a: Arguments) -> Any:
+    name, x = "npu_dynamic_mx_quant_with_dual_axis", a.input
+    kind = check_mx(name, a.dst_type, a.round_mode, a.scale_alg)
     return _stored(x, kind), _scales(x), _stored(x, kind), _scales(x, -2)
 
 
-@OPERATORS.add(
+@OPERATORS.add_by_record(
     'npu_dynamic_mx_quant_with_dual_axis(Tensor input, *, str round_mode="rint", '
     "int dst_type=296, int scale_alg=0, float? dst_type_max=0.0) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     _fake_both,
-    form=GeForm("DynamicMxQuantWithDualAxis", {"x": "input"}, ("dst_type",)),
+    GeForm("DynamicMxQuantWithDualAxis", {"x": "input"}, ("dst_type",)),
 )
-def _with_dual_axis(
-    input: Tensor,
-    *,
-    round_mode: str = "rint",
-    dst_type: int = 296,
-    scale_alg: int = 0,
-    dst_type_max: float | None = 0.0,
-) -> tuple[Tensor, ...]:
+def _with_dual_axis(a: Arguments) -> tuple[Tensor, ...]:
     name = "npu_dynamic_mx_quant_with_dual_axis"
-    kind = check_mx(name, dst_type, round_mode, scale_alg)
-    _check_even(name, input, kind)
-    how = round_mode, scale_alg, dst_type_max or 0.0
-    return (*mx_quant(input, kind, -1, *how), *mx_quant(input, kind, -2, *how))
+    kind = check_mx(name, a.dst_type, a.round_mode, a.scale_alg)
+    _check_even(name, a.input, kind)
+    how = a.round_mode, a.scale_alg, a.dst_type_max or 0.0
+    return (*mx_quant(a.input, kind, -1, *how), *mx_quant(a.input, kind, -2, *how))
 
 
-def _fake_tiles(
-    x: Any, *, round_mode: str = "rint", dst_type: int = 296, scale_alg: int = 0, **limits: Any
-) -> Any:
-    kind = check_mx("npu_dynamic_block_mx_quant", dst_type, round_mode, scale_alg)
-    return _stored(x, kind), _scales(x), _scales(x, -2)
+def _fake_tiles(a: Arguments) -> Any:
+    kind = check_mx("npu_dynamic_block_mx_quant", a.dst_type, a.round_mode, a.scale_alg)
+    return _stored(a.input, kind), _scales(a.input), _scales(a.input, -2)
 
 
-@OPERATORS.add(
+@OPERATORS.add_by_record(
     'npu_dynamic_block_mx_quant(Tensor input, *, str round_mode="rint", int dst_type=296, '
     "int scale_alg=0, float dst_type_max=0.0) -> (Tensor, Tensor, Tensor)",
     _fake_tiles,
-    form=GeForm("DynamicBlockMxQuant", {"x": "input"}, ("dst_type",)),
+    GeForm("DynamicBlockMxQuant", {"x": "input"}, ("dst_type",)),
 )
-def _block_mx_quant(
-    input: Tensor,
-    *,
-    round_mode: str = "rint",
-    dst_type: int = 296,
-    scale_alg: int = 0,
-    dst_type_max: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _block_mx_quant(a: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     """Tiles of 32 x 32 share a scale, which is given along both dims."""
-    name = "npu_dynamic_block_mx_quant"
-    kind = check_mx(name, dst_type, round_mode, scale_alg)
-    _check_even(name, input, kind)
-    rows, columns = input.shape[-2:]
-    tiles = _tiles(input.to(wide(input.dtype)), BLOCK, BLOCK)
+    name, x = "npu_dynamic_block_mx_quant", a.input
+    kind = check_mx(name, a.dst_type, a.round_mode, a.scale_alg)
+    _check_even(name, x, kind)
+    rows, columns = x.shape[-2:]
+    tiles = _tiles(x.to(wide(x.dtype)), BLOCK, BLOCK)
     largest = tiles.abs().amax((-3, -1))
-    exponents = _exponents(largest, kind, scale_alg, dst_type_max)
+    exponents = _exponents(largest, kind, a.scale_alg, a.dst_type_max)
     scaled = _untiled(_divided(tiles, exponents[..., :, None, :, None]), rows, columns)
-    y, stored = formats.encode(scaled, kind, round_mode), _bytes(exponents, largest)
+    y, stored = formats.encode(scaled, kind, a.round_mode), _bytes(exponents, largest)
     along = stored.repeat_interleave(BLOCK, -2)[..., :rows, :]
     across = stored.repeat_interleave(BLOCK, -1)[..., :columns].transpose(-1, -2)
-    return y, _paired(along, input.dim() - 1), _paired(across, input.dim() - 2)
+    return y, _paired(along, x.dim() - 1), _paired(across, x.dim() - 2)
 
 
 def _tiles(x: Tensor, height: int, width: int) -> Tensor:
@@ -309,49 +273,33 @@ def _starts(ends: Tensor) -> list[tuple[int, int]]:
     return list(itertools.pairwise(numbers))
 
 
-def _fake_grouped(
-    x: Any,
-    group_index: Any,
-    *,
-    round_mode: str = "rint",
-    dst_type: int = 23,
-    blocksize: int = BLOCK,
-    scale_alg: int | None = 0,
-    dst_type_max: float | None = 0.0,
-) -> Any:
-    kind = check_mx("npu_grouped_dynamic_mx_quant", dst_type, round_mode, scale_alg)
-    dims = [x.shape[0] // _PAIR + group_index.shape[0], x.shape[-1], 2]
-    return _stored(x, kind), x.new_empty(dims, dtype=torch.uint8)
+def _grouped_scale_dims(a: Arguments) -> list[Any]:
+    return [a.x.shape[0] // _PAIR + a.group_index.shape[0], a.x.shape[-1], 2]
 
 
-@OPERATORS.add(
+def _fake_grouped(a: Arguments) -> Any:
+    kind = check_mx("npu_grouped_dynamic_mx_quant", a.dst_type, a.round_mode, a.scale_alg)
+    return _stored(a.x, kind), a.x.new_empty(_grouped_scale_dims(a), dtype=torch.uint8)
+
+
+@OPERATORS.add_by_record(
     "npu_grouped_dynamic_mx_quant(Tensor x, Tensor group_index, *, "
     'str round_mode="rint", int dst_type=23, int blocksize=32, int? scale_alg=0, '
     "float? dst_type_max=0.0) -> (Tensor, Tensor)",
     _fake_grouped,
-    form=GeForm("GroupedDynamicMxQuant", types=("dst_type",)),
+    GeForm("GroupedDynamicMxQuant", types=("dst_type",)),
 )
-def _grouped_mx_quant(
-    x: Tensor,
-    group_index: Tensor,
-    *,
-    round_mode: str = "rint",
-    dst_type: int = 23,
-    blocksize: int = BLOCK,
-    scale_alg: int | None = 0,
-    dst_type_max: float | None = 0.0,
-) -> tuple[Tensor, Tensor]:
+def _grouped_mx_quant(a: Arguments) -> tuple[Tensor, Tensor]:
     """Blocks of 32 rows, of which a new one begins with each group. The scales of group g begin at
     pair (rows before it // 64 + g)."""
-    name = "npu_grouped_dynamic_mx_quant"
-    kind = check_mx(name, dst_type, round_mode, scale_alg)
-    if blocksize != BLOCK:
-        raise wrong(name, "blocksize", f"is {blocksize}, only 32 is known")
+    name, x = "npu_grouped_dynamic_mx_quant", a.x
+    kind = check_mx(name, a.dst_type, a.round_mode, a.scale_alg)
+    if a.blocksize != BLOCK:
+        raise wrong(name, "blocksize", f"is {a.blocksize}, only 32 is known")
     y = formats.encode(torch.zeros_like(x, dtype=torch.float32), kind)
-    dims = x.shape[0] // _PAIR + group_index.shape[0], x.shape[-1], 2
-    scales = x.new_zeros(dims, dtype=torch.uint8)
-    how = round_mode, scale_alg or FLOOR, dst_type_max or 0.0
-    for g, (begin, end) in enumerate(_starts(group_index)):
+    scales = x.new_zeros(_grouped_scale_dims(a), dtype=torch.uint8)
+    how = a.round_mode, a.scale_alg or FLOOR, a.dst_type_max or 0.0
+    for g, (begin, end) in enumerate(_starts(a.group_index)):
         if end > begin:
             part, found = mx_quant(x[begin:end], kind, 0, *how)
             y[begin:end] = part
@@ -425,96 +373,59 @@ def _check_tiles(operator: str, dst_type: int, mode: str, rank: int) -> NumberFo
     return kind
 
 
-def _fake_tile_quant(
-    x: Any,
-    *,
-    min_scale: float = 0.0,
-    round_mode: str = "rint",
-    dst_type: int = 1,
-    row_block_size: int = 1,
-    col_block_size: int = 128,
-    dst_type_max: float = 0.0,
-) -> Any:
-    kind = _check_tiles("npu_dynamic_block_quant", dst_type, round_mode, x.dim())
-    rows, columns = -(-x.shape[-2] // row_block_size), -(-x.shape[-1] // col_block_size)
-    return _stored(x, kind), x.new_empty([*x.shape[:-2], rows, columns], dtype=torch.float32)
+def _fake_tile_quant(a: Arguments) -> Any:
+    kind = _check_tiles("npu_dynamic_block_quant", a.dst_type, a.round_mode, a.x.dim())
+    dims = -(-a.x.shape[-2] // a.row_block_size), -(-a.x.shape[-1] // a.col_block_size)
+    return _stored(a.x, kind), a.x.new_empty([*a.x.shape[:-2], *dims], dtype=torch.float32)
 
 
 _TILE_OPTIONS = "int row_block_size=1, int col_block_size=128, "
 
 
-@OPERATORS.add(
+@OPERATORS.add_by_record(
     'npu_dynamic_block_quant(Tensor x, *, float min_scale=0.0, str round_mode="rint", '
     f"int dst_type=1, {_TILE_OPTIONS}float dst_type_max=0.0) -> (Tensor y, Tensor scale)",
     _fake_tile_quant,
-    form=GeForm("DynamicBlockQuant", types=("dst_type",)),
+    GeForm("DynamicBlockQuant", types=("dst_type",)),
 )
-def _block_quant(
-    x: Tensor,
-    *,
-    min_scale: float = 0.0,
-    round_mode: str = "rint",
-    dst_type: int = 1,
-    row_block_size: int = 1,
-    col_block_size: int = 128,
-    dst_type_max: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    kind = _check_tiles("npu_dynamic_block_quant", dst_type, round_mode, x.dim())
-    return tile_quant(x, kind, (row_block_size, col_block_size), min_scale, dst_type_max)
+def _block_quant(a: Arguments) -> tuple[Tensor, Tensor]:
+    kind = _check_tiles("npu_dynamic_block_quant", a.dst_type, a.round_mode, a.x.dim())
+    tile = a.row_block_size, a.col_block_size
+    return tile_quant(a.x, kind, tile, a.min_scale, a.dst_type_max)
 
 
-def _fake_grouped_tiles(
-    x: Any,
-    group_list: Any,
-    *,
-    min_scale: float = 0.0,
-    round_mode: str = "rint",
-    dst_type: int = 291,
-    row_block_size: int = 1,
-    col_block_size: int = 128,
-    group_list_type: int = 0,
-    dst_type_max: float = 0.0,
-) -> Any:
-    kind = _check_tiles("npu_grouped_dynamic_block_quant", dst_type, round_mode, x.dim())
-    rows = x.shape[-2] // row_block_size + group_list.shape[0]
-    columns = -(-x.shape[-1] // col_block_size)
-    return _stored(x, kind), x.new_empty([*x.shape[:-2], rows, columns], dtype=torch.float32)
+def _grouped_tile_dims(a: Arguments) -> list[Any]:
+    rows = a.x.shape[-2] // a.row_block_size + a.group_list.shape[0]
+    return [*a.x.shape[:-2], rows, -(-a.x.shape[-1] // a.col_block_size)]
 
 
-@OPERATORS.add(
+def _fake_grouped_tiles(a: Arguments) -> Any:
+    kind = _check_tiles("npu_grouped_dynamic_block_quant", a.dst_type, a.round_mode, a.x.dim())
+    return _stored(a.x, kind), a.x.new_empty(_grouped_tile_dims(a), dtype=torch.float32)
+
+
+@OPERATORS.add_by_record(
     "npu_grouped_dynamic_block_quant(Tensor x, Tensor group_list, *, float min_scale=0.0, "
     f'str round_mode="rint", int dst_type=291, {_TILE_OPTIONS}int group_list_type=0, '
     "float dst_type_max=0.0) -> (Tensor, Tensor)",
     _fake_grouped_tiles,
-    form=GeForm("GroupedDynamicBlockQuant", types=("dst_type",)),
+    GeForm("GroupedDynamicBlockQuant", types=("dst_type",)),
 )
-def _grouped_block_quant(
-    x: Tensor,
-    group_list: Tensor,
-    *,
-    min_scale: float = 0.0,
-    round_mode: str = "rint",
-    dst_type: int = 291,
-    row_block_size: int = 1,
-    col_block_size: int = 128,
-    group_list_type: int = 0,
-    dst_type_max: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+def _grouped_block_quant(a: Arguments) -> tuple[Tensor, Tensor]:
     """Tiles of which a new row begins with each group: group g has its scales from row
     (rows before it // row_block_size + g) on."""
-    name = "npu_grouped_dynamic_block_quant"
-    kind = _check_tiles(name, dst_type, round_mode, x.dim())
-    if group_list_type not in (0, 1):
-        raise wrong(name, "group_list_type", f"is {group_list_type}; 0 means ends, 1 counts")
-    ends = group_list.cumsum(0) if group_list_type else group_list
-    height = row_block_size
-    rows, columns = x.shape[-2] // height + group_list.shape[0], -(-x.shape[-1] // col_block_size)
+    name, x, height = "npu_grouped_dynamic_block_quant", a.x, a.row_block_size
+    kind = _check_tiles(name, a.dst_type, a.round_mode, x.dim())
+    if a.group_list_type not in (0, 1):
+        raise wrong(name, "group_list_type", f"is {a.group_list_type}; 0 means ends, 1 counts")
+    ends = a.group_list.cumsum(0) if a.group_list_type else a.group_list
     y = formats.encode(torch.zeros_like(x, dtype=torch.float32), kind, "round")
-    scales = x.new_zeros((*x.shape[:-2], rows, columns), dtype=torch.float32)
+    scales = x.new_zeros(_grouped_tile_dims(a), dtype=torch.float32)
+    tile = height, a.col_block_size
     for g, (begin, end) in enumerate(_starts(ends)):
         if end > begin:
             part = x[..., begin:end, :]
-            made, found = tile_quant(part, kind, (height, col_block_size), min_scale, dst_type_max)
+            made, found = tile_quant(part, kind, tile, a.min_scale, a.dst_type_max)
             y[..., begin:end, :] = made
             place = begin // height + g
             scales[..., place : place + found.shape[-2], :] = found
