@@ -1,5 +1,5 @@
 """What `import torchair` puts in place so that names of older versions are found: a finder that
-loads their table when somebody imports a module that does not exist, and converters that show on
+loads their table when a module is imported that does not exist, and converters that show on
 operators of our own library."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def knows(module: str) -> bool:
 
 
 class _ConverterToLoad:
-    """A `RegisteredConverter` that loads converters when somebody asks."""
+    """A `RegisteredConverter` that loads converters at its first use."""
 
     is_registered = True
 

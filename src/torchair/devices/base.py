@@ -12,8 +12,6 @@ import torch
 from torch import fx
 
 from torchair.codegen.target import Target
-from torchair.devices import hosted
-from torchair.devices.hosted import Caller, HostMemory, host_memory
 from torchair.engine.compile import target_of
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import PER_GRAPH, initialize_graph_engine, take_dump_options
@@ -31,13 +29,14 @@ from torchair.locks import Lock
 from torchair.log import EVENT_LEVEL, logger
 from torchair.serde.convention import Convention
 
+Caller = Callable[[Sequence[Any]], Any]
+
 
 @dataclass(frozen=True)
 class Device:
     """A place to run graphs: `cpu`, `cuda:0`, ..."""
 
     name: str
-    memory: HostMemory | None = None  # of an emulated one, which is the CPU for the engine
 
     @property
     def has_kernels(self) -> bool:
@@ -60,37 +59,32 @@ class Device:
 
     def session(self, graph_name: str, outputs: Sequence[str] = ()) -> TorchNpuGraph:
         """A fresh engine handle for one graph; `outputs` are the devices its outputs belong on."""
-        if self.memory is None:
-            return TorchNpuGraph(graph_name)
-        return hosted.HostedGraph(graph_name, self.memory, _places(outputs))
+        return TorchNpuGraph(graph_name)
+
+    # ---- what an emulated device replaces, whose tensors are in host memory
 
     def noted(self, run: Caller, mutated: Sequence[int]) -> Caller:
         """A graph of the engine, called so that a capture by the device sees it as one operator."""
-        if self.memory is None:
-            return run
-        return hosted.Hosted(self.memory, run, mutated).unless_captured
+        return run
 
     def hosted(
         self, run: Caller, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
     ) -> Caller:
         """A graph that takes tensors of the host, called with tensors of the device. `mutated` are
         the arguments that it updates, `fixed` those of which it wants the address only."""
-        if self.memory is None:
-            return run
-        return hosted.Hosted(self.memory, run, mutated, _places(outputs), fixed)
+        return run
 
     def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
         """The graph for such a call."""
-        return gm if self.memory is None else hosted.forward_on_host(gm, self.memory)
+        return gm
 
     def host_arguments(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments of such a call, all of them as tensors of the host."""
-        return args if self.memory is None else hosted.aliased(self.memory, args)
+        return args
 
     def shown(self) -> AbstractContextManager[Any]:
         """A block of operators on the host that a profile shows as work of the device."""
-        rows = None if self.memory is None else self.memory.rows
-        return nullcontext() if rows is None else rows.operators()
+        return nullcontext()
 
 
 def device_of(inputs: Iterable[Any]) -> Device:
@@ -104,12 +98,15 @@ def device_of(inputs: Iterable[Any]) -> Device:
 def device_named(name: str) -> Device:
     """The device of that name, as `cpu` or `cuda:0`."""
     memory = host_memory(name)
-    return Device(name if memory is None else "cpu", memory)
+    made: Device = Device(name) if memory is None else memory.device()
+    return made
 
 
-def _places(devices: Sequence[str]) -> list[int | None]:
-    """Numbers of emulated devices, None for the host."""
-    return [None if d in ("", "cpu") else torch.device(d).index or 0 for d in devices]
+def host_memory(device: torch.device | str) -> Any:
+    """How to reach the memory of an emulated device, None for any other. An emulated device says so
+    with `host`, an attribute of its module in torch (`torch.npu.host`)."""
+    module = getattr(torch, torch.device(device).type, None)
+    return getattr(module, "host", None)
 
 
 # ---- a GE graph with its engine session and calling convention, however it was made ----
@@ -132,7 +129,7 @@ class GraphCall:
         self.device = device.with_results_on(outputs)
         self.session = self.device.session(graph.name, outputs)
         self.finished = False  # whether the engine has optimised the graph before
-        self.target: Target | None = None  # who makes kernels, if not the one of the device
+        self.target: Target | None = None  # makes kernels, if not the one of the device
         self._noted: Callable[[Sequence[Any]], Any] | None = None  # by the device, if it asks
         self._compiled = False
         self._lock = Lock()
@@ -183,7 +180,7 @@ class GraphCall:
         return self.graph if self._compiled or self.finished else None
 
     def report(self, seconds: float) -> None:
-        """Tell whom it concerns that the graph was compiled."""
+        """A hook: the graph was compiled in so many seconds."""
 
     def enter(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Run it on the arguments of one call."""
@@ -269,7 +266,7 @@ class GraphCall:
 
 
 class StepWatcher:
-    """Who looks on while the steps of a plan run one by one, see `TorchNpuGraph.run_watched`."""
+    """An observer of the steps of a plan, which run one by one, see `TorchNpuGraph.run_watched`."""
 
     alone = True
     plan: Plan

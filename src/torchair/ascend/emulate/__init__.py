@@ -19,7 +19,7 @@ from torchair.torch_private import accelerator
 __all__ = ["DEVICES", "install", "installed", "why_not"]
 
 DEVICES = 8
-"""How many devices there are unless somebody asks for another number."""
+"""How many devices there are unless another number is asked for."""
 
 
 def installed() -> bool:

@@ -245,7 +245,7 @@ def _interface(base: Any) -> Any:
         "is_triton_capable": lambda device=None: False,
     }
     members = {k: v if isinstance(v, type) else staticmethod(v) for k, v in named.items()}
-    # For processes that compile kernels, which nobody does for this device.
+    # For processes that compile kernels, which does not happen for this device.
     worker = type("Worker", (), {name: members[name] for name in _OF_WORKERS})
     about = {"__doc__": "The device for Dynamo.", "Worker": worker}
     return type("NpuInterface", (base,), members | about)

@@ -72,7 +72,7 @@ class TorchNpu(ModuleType):
         )
 
 
-# ---- who answers `import torch_npu`, behind everything that finds real files ----
+# ---- the finder for `import torch_npu`, behind those for real files ----
 
 
 _OURS = f"{PACKAGE}.dynamo.torchair"
@@ -206,6 +206,12 @@ class NpuMemory:
     def generator(self, index: int) -> torch.Generator:
         """The default generator of a device."""
         return state.GENERATORS[index]
+
+    def device(self) -> Any:
+        """The device for the compiler."""
+        from torchair.ascend.emulate.hosted import HostedDevice
+
+        return HostedDevice("cpu", self)
 
     @property
     def tape(self) -> Any:

@@ -277,8 +277,8 @@ def _lazy(library: str, name: str) -> HostKernel:
 
 
 def _with_cpu_kernel() -> list[str]:
-    """Names of aten operators whose CPU kernel serves, short of those with `out=`, which nobody
-    calls often: the fallback is good enough for them."""
+    """Names of aten operators whose CPU kernel serves, short of those with `out=`, which are
+    called rarely: the fallback is good enough for them."""
     return [
         name
         for name in _named("aten::")

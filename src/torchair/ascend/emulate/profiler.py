@@ -105,7 +105,7 @@ class _ExperimentalConfig:
         self.__dict__.update(settings)
 
     def new_marks(self) -> Marks | None:
-        """Where marks are kept, None if nobody wants them."""
+        """Where marks are kept, None if they are not recorded."""
         wanted, unwanted = self.mstx_domain_include, self.mstx_domain_exclude
         return Marks(tuple(wanted), tuple(unwanted)) if self.mstx else None
 
@@ -164,7 +164,7 @@ def tensorboard_trace_handler(
 
 
 def _work_folder() -> str | None:
-    """Where profiles go that nobody gave a folder."""
+    """Where profiles go without a folder given."""
     base = os.environ.get("ASCEND_WORK_PATH")
     return os.path.join(base, "profiling_data") if base else None
 

@@ -86,7 +86,7 @@ def by_name(*things: Any) -> dict[str, Any]:
 
 _Base: Any = GeneratorBase
 _Meta: Any = type(_Base)
-_FIRST_SEED = 67280421310721  # torch's own, before anyone has chosen one
+_FIRST_SEED = 67280421310721  # torch's own, before one was chosen
 
 
 class _AnyGenerator(_Meta):

@@ -1,6 +1,6 @@
 """Communication tasks that may run at the same time and then need more cores than there are.
 
-Such tasks wait for all of their blocks. Two that each have a part of the cores wait for ever.
+Such tasks wait for all of their blocks. Two that each have a part of the cores wait forever.
 
     python -m torchair.ascend.gegraph_check.deadlock_check tasks.json risks.json --aivec-total 48
 """

@@ -201,7 +201,7 @@ def set_clocks(tasks: Sequence[TraceTask]) -> list[TraceTask]:
                 _advance(own[at[stream]], fired, now[stream])
                 at[stream] += 1
                 moved = True
-        if not moved:  # nobody can go on: let the first one pass, and say so
+        if not moved:  # all are blocked: let the first one pass, and report it
             first = min(
                 (own[at[s]] for s, own in streams.items() if at[s] < len(own)),
                 key=lambda t: t.number,

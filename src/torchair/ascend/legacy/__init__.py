@@ -69,7 +69,7 @@ class _Alias(ModuleType):
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def _home(self, name: str) -> tuple[Any, str] | None:
-        """Who has a name of the table, and what it is called there."""
+        """The object that has a name of the table, and its name there."""
         names = TABLE[self.__name__]
         if name in names:
             home, _, last = names[name].rpartition(".")

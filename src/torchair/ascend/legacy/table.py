@@ -12,9 +12,9 @@ _NAMES = """\
 torchair.core.utils: torchair.log logger EVENT_LEVEL
 torchair.core.backend: torchair.core._backend *
 torchair.core.concrete_graph: torchair.core._concrete_graph *
-torchair.core._npu_graph_executor: torchair.devices.hosted GetNpuStorageSizes=storage_sizes
+torchair.core._npu_graph_executor: torchair.ascend.legacy.handmade GetNpuStorageSizes=storage_sizes
 torchair.core._torchair:
-    torchair.devices.hosted TorchNpuGraphBase=HandmadeGraph
+    torchair.ascend.legacy.handmade TorchNpuGraphBase=HandmadeGraph
     torchair.engine.options InitializeGraphEngine=initialize_graph_engine
     torchair.engine.options FinalizeGraphEngine=finalize_graph_engine
     torchair.ascend.legacy.drafts check_cann_compat=is_cann_compat
@@ -23,7 +23,7 @@ torchair.core._concrete_graph:
     torchair.convert.interpreter ValuePack
     torchair.ascend.legacy.views _is_symlist=is_symlist
 torchair.core._backend:
-    torchair.devices.hosted TorchNpuGraph=HandmadeGraph
+    torchair.ascend.legacy.handmade TorchNpuGraph=HandmadeGraph
     torchair.engine.options initialize_graph_engine finalize_graph_engine
     torchair.engine.options.engine _GLOBAL_COMPILE_OPTION=_options
 torchair.ge._ge_graph:
@@ -225,6 +225,6 @@ TABLE |= {"torchair.tools.gegraph_check": {}} | {
     f"torchair.tools.gegraph_check.{tool}": {"*": f"torchair.ascend.gegraph_check.{tool}"}
     for tool in (*_TOOLS, "tasks")
 }
-TABLE |= {  # the package of that name is a room of this one
+TABLE |= {  # the package of that name is a part of this one
     f"torchair.{name}": names for name, names in TABLE.items() if name.startswith("npugraph_ex.")
 }

@@ -158,7 +158,7 @@ class _ByHeads:
         return True
 
     def build(self) -> Any:
-        """The results of the node; those beside the first that nobody reads may be anything."""
+        """The results of the node; those beside the first may be anything if nothing reads them."""
         last = self.out_layout != "BNSD"
         query = self._by_heads(self.query, self.heads, self.length, self.width)
         key = self._by_heads(self.key, self.key_heads, self.span, self.width)

@@ -11,7 +11,7 @@ from torchair import ge
 from torchair.ge.build import builder
 from torchair.ge.dtypes import ge_to_torch
 from torchair.ge.graph import Node, Value
-from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, shape_of
+from torchair.ge.rewrite import Build, Inner, Mismatch, RuleSet, rank_of, shape_of
 from torchair.ge.shapes import is_static
 from torchair.operators.slicing import END as _END
 
@@ -54,7 +54,7 @@ def LatentCacheApart(node: Node, inner: Inner) -> Build:
     split, total = (gamma.shape or (None,))[0], (kv.shape or (None,))[-1]
     if not isinstance(split, int) or not isinstance(total, int):
         raise Mismatch("dims are not known", kv)
-    if {v.dtype for v in (kv, gamma, *caches)} != {kv.dtype} or index.rank != 1:
+    if {v.dtype for v in (kv, gamma, *caches)} != {kv.dtype} or rank_of(index) != 1:
         raise Mismatch("types differ", node)
 
     def part(start: int, end: int) -> Value:
@@ -81,7 +81,7 @@ def LatentPrologApart(node: Node, inner: Inner) -> Build:
     if node.attr("cache_mode") != "PA_BSND":
         raise Mismatch("the caches are no plain pages", node)
     index = node.inputs.get("cache_index")
-    if not isinstance(index, Value) or index.rank != 1 or index.node.type == "Const":
+    if not isinstance(index, Value) or rank_of(index) != 1 or index.node.type == "Const":
         raise Mismatch("slots are not a list of integers that comes from outside", node)
     caches = [node.value_on(port) for port in _LATENT]
     tokens = _count(index)

@@ -236,7 +236,7 @@ def _is_inside(call: HostCall, kernels: Sequence[KernelSlice]) -> bool:
 def _nest(
     operators: Sequence[HostCall], frames: Sequence[HostCall], kernels: Sequence[KernelSlice]
 ) -> None:
-    """Find out who called whom: parents and stacks of operators, and who launched each kernel."""
+    """Find callers: parents and stacks of operators, and the operator that launched each kernel."""
     kept = {id(frame) for frame in frames}
     moments: dict[int, list[tuple[float, float, HostCall | KernelSlice]]] = defaultdict(list)
     for call in (*operators, *frames):

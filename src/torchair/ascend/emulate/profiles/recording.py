@@ -195,7 +195,7 @@ class Rows:
         return _Operators(self)
 
     def watch(self, graph: str, device: int) -> Callable[[Any], Any]:
-        """Someone who looks on while programs of a graph run."""
+        """An observer of programs of a graph."""
         return lambda plan: _StepObserver(self, graph, device, plan)
 
     def events(self, shift: float) -> list[TraceEvent]:
@@ -324,7 +324,7 @@ class mstx:
 
     @staticmethod
     def range_start(message: str, stream: Any = None, domain: str = DEFAULT) -> int:
-        """Begin a range; the number that `range_end` wants, 0 if nobody looks."""
+        """Begin a range; the number that `range_end` wants, 0 if there is no profile."""
         marks = STATE.marks
         if marks is None:
             return 0

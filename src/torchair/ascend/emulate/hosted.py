@@ -1,6 +1,6 @@
-"""Devices whose tensors are in host memory under another name: their graphs run on the CPU engine.
+"""The emulated device for the compiler: its tensors are in host memory under another name, and its
+graphs run on the CPU engine.
 
-An emulated device says so with `host`, an attribute of its module in torch (`torch.npu.host`).
 Native programs read addresses only and take tensors of the device as they are. For all others the
 arguments are aliased, never copied.
 """
@@ -10,14 +10,16 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
+from torchair.devices.base import Caller, Device, host_memory
 from torchair.engine.optimize.passes.ordering import draws
 from torchair.engine.plan.records import picker
 from torchair.engine.run.native import same_as
@@ -28,7 +30,6 @@ from torchair.ge.graph import Graph
 from torchair.ge.prototypes import TORCH_CALLS
 from torchair.torch_private.tensors import is_alias_of
 
-Caller = Callable[[Sequence[Any]], Any]
 HostTensors = Sequence[torch.Tensor]
 Assigned = Sequence[torch.Tensor | None]
 
@@ -58,14 +59,47 @@ class HostMemory(Protocol):
 
     @property
     def rows(self) -> Any:
-        """Who wants to know what runs on which stream, None if nobody does: `watch(graph, device)`
-        looks on while programs run, and in `operators()` each operator is a kernel."""
+        """The profiler that records what runs on which stream, None without one: `watch(graph,
+        device)` observes programs, and in `operators()` each operator is a kernel."""
 
 
-def host_memory(device: torch.device | str) -> HostMemory | None:
-    """How to reach the memory of an emulated device, None for any other."""
-    module = getattr(torch, torch.device(device).type, None)
-    return getattr(module, "host", None)
+@dataclass(frozen=True)
+class HostedDevice(Device):
+    """An emulated device, which is the CPU for the engine."""
+
+    memory: HostMemory
+
+    def session(self, graph_name: str, outputs: Sequence[str] = ()) -> TorchNpuGraph:
+        """A fresh engine handle for one graph; `outputs` are the devices its outputs belong on."""
+        return HostedGraph(graph_name, self.memory, _places(outputs))
+
+    def noted(self, run: Caller, mutated: Sequence[int]) -> Caller:
+        """A graph of the engine, called so that a capture by the device sees it as one operator."""
+        return Hosted(self.memory, run, mutated).unless_captured
+
+    def hosted(
+        self, run: Caller, outputs: Sequence[str], mutated: Sequence[int], fixed: Sequence[int]
+    ) -> Caller:
+        """A graph that takes tensors of the host, called with tensors of the device."""
+        return Hosted(self.memory, run, mutated, _places(outputs), fixed)
+
+    def on_host(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """The graph for such a call."""
+        return forward_on_host(gm, self.memory)
+
+    def host_arguments(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments of such a call, all of them as tensors of the host."""
+        return aliased(self.memory, args)
+
+    def shown(self) -> AbstractContextManager[Any]:
+        """A block of operators on the host that a profile shows as work of the device."""
+        rows = self.memory.rows
+        return nullcontext() if rows is None else rows.operators()
+
+
+def _places(devices: Sequence[str]) -> list[int | None]:
+    """Numbers of emulated devices, None for the host."""
+    return [None if d in ("", "cpu") else torch.device(d).index or 0 for d in devices]
 
 
 def aliased(host: HostMemory, args: Sequence[Any], keep: bool = False) -> list[Any]:
@@ -189,7 +223,7 @@ class HostedVariant(WeightVariant):
         return outputs
 
     def _show(self, rows: Any) -> None:
-        """Let a profiler look on from now on, or no longer; programs are bound anew for that."""
+        """Let a profiler observe from now on, or no longer; programs are bound anew for that."""
         with self.lock:
             if self._rows is None:
                 self._before = self.watch
@@ -270,7 +304,7 @@ class Hosted:
         return tuple([self._wrap(k, r, given, args) for k, r in enumerate(self._run(given))])
 
     def _wrap(self, number: int, result: Any, given: Sequence[Any], args: Sequence[Any]) -> Any:
-        """A result of the device; the one that was made before if somebody has it still."""
+        """A result of the device; the one that was made before if it is still alive."""
         place = self._places[number]
         if not isinstance(result, torch.Tensor) or not result.is_cpu:
             return result
@@ -341,31 +375,3 @@ def _host_device(value: Any) -> Any:
 
 def _host_text(match: re.Match[str]) -> str:
     return '{"device": "cpu"}' if host_memory(match[1]) is not None else match[0]
-
-
-# ---- graphs that people build themselves: they run where their inputs are ----
-
-
-class HandmadeGraph(TorchNpuGraph):
-    """One graph in the engine; inputs may be on an emulated device, and results are there then."""
-
-    def run(
-        self, inputs: HostTensors, assigned_outputs: Assigned = (), stream: Any = None
-    ) -> list[torch.Tensor]:
-        """Outputs of the graph for inputs in index order, see `TorchNpuGraph.run`."""
-        tensors = (x for x in inputs or () if isinstance(x, torch.Tensor))
-        there = next((t.device for t in tensors if not t.is_cpu), torch.device("cpu"))
-        host = host_memory(there)
-        if host is None:
-            return super().run(inputs, assigned_outputs, stream)
-        given = [*inputs, *assigned_outputs]
-        aliases = aliased(host, given)
-        count, place = len(inputs), there.index or 0
-        outputs = super().run(aliases[:count], aliases[count:], stream)
-        own = {id(a): t for a, t in zip(aliases, given, strict=True) if t is not None}
-        return [own[id(t)] if id(t) in own else host.as_device(t, place) for t in outputs]
-
-
-def storage_sizes(tensor: torch.Tensor) -> list[int]:
-    """Dims of the memory of a tensor in its format; formats of the emulated device are plain."""
-    return list(tensor.shape)
