@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from torchair.configs import sections
+from torchair.configs import debug_sections, sections
 from torchair.configs.options import (
     ALL_MODES,
     CAPTURE_MODES,
@@ -60,10 +60,10 @@ class CompilerConfig(Section):
     )
     post_grad_custom_pre_pass = CallableValue(None).flat("post_grad_custom_pre_pass")
     post_grad_custom_post_pass = CallableValue(None).flat("post_grad_custom_post_pass")
-    debug = sections.DebugConfig()
+    debug = debug_sections.DebugConfig()
     aoe_config = sections.AoeConfig()
-    export = sections.ExportConfig()
-    dump_config = sections.DumpConfig()
+    export = debug_sections.ExportConfig()
+    dump_config = debug_sections.DumpConfig()
     fusion_config = sections.FusionConfig()
     experimental_config = sections.ExperimentalConfig()
     inference_config = sections.InferenceConfig()
@@ -340,7 +340,7 @@ class Settings:
     input_inplace_pass: bool = _at("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", _off)
 
     tensor_dump: bool = _at("dump_config.enable_dump")
-    tensor_dump_path: str = _at("dump_config.dump_path", sections.rank_directory)
+    tensor_dump_path: str = _at("dump_config.dump_path", debug_sections.rank_directory)
     tensor_dump_stage: str = _at("dump_config.data_dump_stage")
 
     local_options: Mapping[str, Any]

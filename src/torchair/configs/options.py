@@ -55,7 +55,7 @@ class Emission:
     modes: tuple[str, ...] = GE_MODES
     when: str | None = None  # a sibling option that must be true
     encode: Callable[[Any], object] | None = None  # else the normalised value; None emits nothing
-    assigned: bool = False  # whether it is there only where somebody has chosen a value
+    assigned: bool = False  # whether it is there only where a value was chosen
     field: str | None = None  # what the engine calls the option
     decode: Callable[[str | None], Any] | None = None  # of the emitted text; else ``option.read``
 
@@ -107,7 +107,7 @@ class OptionValue:
         if accepts or optional is not None:
             self.accepts = accepts or str(list(optional or ()))
         self.raw = default
-        self.assigned = False  # whether somebody has chosen the value
+        self.assigned = False  # whether the value was chosen by the user
         self.name = type(self).__name__
         self.emissions: tuple[Emission, ...] = ()
         self.about = _UNTOLD
