@@ -175,7 +175,7 @@ class KernelStore:
         return data
 
     def _usable(self) -> bool:
-        """Whether the folder may be used: nobody else may write there."""
+        """Whether the folder may be used: no other user may write there."""
         if not self._checked:
             try:
                 known = os.lstat(self.folder)

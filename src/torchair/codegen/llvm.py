@@ -7,6 +7,7 @@ on GPU kernels as metadata.
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any
 
@@ -58,3 +59,8 @@ def _unknown(function: Any) -> bool:
     that it knows."""
     intrinsic = function.is_declaration and function.name.startswith("llvm.")
     return intrinsic and next(iter(function.attributes), None) is None
+
+
+def address(function: Any) -> int:
+    """Where a function of a library is: the value of a symbol for native code."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

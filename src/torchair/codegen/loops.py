@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from torchair.codegen import sizes
-from torchair.codegen.sizes import Element, Int, Size, Word, is_known, value_of
+from torchair.codegen.sizes import Element, Int, Size, SizeArgument, is_known, value_of
 
 ExprOperator = Literal[
     "add",
@@ -117,7 +117,7 @@ class Expr:
     """A value. `kind` is one of
 
     - `const` (data: a Python number), `size` (data: Int), `axis` (data: its number; i64),
-    - `load` (data: Access), `given` (data: k; a value that whoever runs the nest hands in),
+    - `load` (data: Access), `given` (data: k; a value that the caller of the nest hands in),
     - `cast` to `dtype`, `narrow` (data: bf16 or f16): an f32 as that type holds it, as an f32,
     - `verify` (data: a word): a bool as it is; where it is false, 1 is stored at the address in
       that word,
@@ -441,7 +441,9 @@ def with_words(nest: Nest, word: Callable[[Int], Size]) -> Nest:
 
 def renumbered(nest: Nest, word: Callable[[int], int]) -> Nest:
     """A printed nest with other words."""
-    return _printed(nest, lambda n: Word(word(n.index)) if isinstance(n, Word) else n, word)
+    return _printed(
+        nest, lambda n: SizeArgument(word(n.index)) if isinstance(n, SizeArgument) else n, word
+    )
 
 
 def _printed(nest: Nest, size: Callable[[Any], Size], operand: Callable[[int], int]) -> Nest:
@@ -581,4 +583,4 @@ class _Formulas:
 
 def _size(n: Any) -> str:
     """A number, or the word that holds it at run time."""
-    return f"n{n.index}" if isinstance(n, Word) else str(n)
+    return f"n{n.index}" if isinstance(n, SizeArgument) else str(n)

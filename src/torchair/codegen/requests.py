@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchair.codegen.loops import Access, Expr, Nest, Store
-from torchair.codegen.sizes import Element, Size, Word
+from torchair.codegen.sizes import Element, Size, SizeArgument
 
 Strides3 = tuple[Size, Size, Size]
 Strides4 = tuple[Size, Size, Size, Size]
@@ -91,8 +91,8 @@ class Product:
 
 @dataclass(frozen=True)
 class Partner:
-    """A second matrix as large as B of a product: whoever takes rows of B takes the same ones of
-    it, and the epilogue gets its results as `given` 1. Scales and offsets are as far behind it as
+    """A second matrix as large as B of a product: a kernel takes the same rows of both,
+    and the epilogue gets its results as `given` 1. Scales and offsets are as far behind it as
     those of B."""
 
     word: int  # its address
@@ -167,7 +167,7 @@ class Conv:
     @property
     def results(self) -> tuple[int, int] | None:
         """Rows and columns of the result, if the size of the image is known."""
-        if isinstance(self.height, Word) or isinstance(self.width, Word):
+        if isinstance(self.height, SizeArgument) or isinstance(self.width, SizeArgument):
             return None
         top, bottom, left, right = self.padding
         rows = (self.height + top + bottom - self.extent(0)) // self.stride[0] + 1

@@ -5,7 +5,7 @@ Generators and the planner compute sizes and strides in plain Python. When a siz
 `GuardedInt`: it computes like the integer it holds, and what was computed can be computed again for
 other sizes. A decision taken on a GuardedInt ("is this stride 1?") is written down as a condition.
 For other sizes the conditions are evaluated: as long as they hold, what was made is right, and only
-the numbers in it change. In a kernel a GuardedInt is a `Word` of its arguments.
+the numbers in it change. In a kernel a GuardedInt is a `SizeArgument`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def register_type(dtype: Element) -> Element:
 
 
 @dataclass(frozen=True)
-class Word:
+class SizeArgument:
     """A number that is given at run time, in this word of the argument block."""
 
     index: int
 
 
-Size = int | Word
+Size = int | SizeArgument
 """A size or stride: part of the code, or an argument."""
 
 
@@ -235,7 +235,7 @@ class GuardSet:
         """A size for a generator: an int is baked, a GuardedInt becomes a word from `first` on."""
         if not isinstance(size, GuardedInt):
             return size
-        return Word(first + self._words.setdefault(size.row, len(self._words)))
+        return SizeArgument(first + self._words.setdefault(size.row, len(self._words)))
 
     def numbers(self) -> list[GuardedInt]:
         """All that was given or computed, row by row."""

@@ -14,7 +14,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -167,7 +166,7 @@ class Generated:
     kernel: Kernel
     scratch: int = 0  # bytes that each thread needs, aligned to 64
     pack: Mapping[int, Pack] = field(default_factory=dict)  # by word: its constant is laid out so
-    launch: Launch | None = None  # None where threads are counted by who runs it
+    launch: Launch | None = None  # None where the caller counts threads
 
 
 class Declined(Exception):
@@ -217,7 +216,7 @@ class Target(Protocol):
 
     @property
     def processor(self) -> str:
-        """Who runs the kernels: what is fast on one need not be on another."""
+        """The processor that runs the kernels: what is fast on one need not be on another."""
 
     channels_last: bool
     """Whether results of convolutions are best laid out with channels last."""
@@ -334,17 +333,21 @@ class KernelOrder:
         self._target = target
         self.config = DEFAULT_CONFIG
         self.failed: Exception | None = None  # why there is no code
+        self._made: Generated | None = None
 
-    @cached_property
+    @property
     def generated(self) -> Generated:
-        """The code that serves the request."""
-        return self._target.generate(self.request, self.label, self.config)
+        """The code that serves the request, generated once. Not a `cached_property`: before Python
+        3.12 that has one lock for all objects, which a child of `fork` may find taken for ever."""
+        if self._made is None:
+            self._made = self._target.generate(self.request, self.label, self.config)
+        return self._made
 
     def choose(self, config: KernelConfig) -> None:
         """Generate the code with this config; code of another config is dropped."""
         if config != self.config:
             self.config = config
-            self.__dict__.pop("generated", None)
+            self._made = None
 
     def machine_text(self) -> str:
         """Its machine code as a text."""

@@ -23,11 +23,11 @@ from torchair.versions import __version__
 
 NAME = "torchair_tuned.sqlite"
 """Name of the file in a folder for it."""
-_FORMAT = 1
+_FORMAT = 2
 _PATIENCE = 30.0  # seconds to wait for another process
 _TABLE = """
 create table if not exists tuned (
-    request text, machine text, version text, about text, way text,
+    request text, machine text, version text, about text, config text,
     microseconds real, usual real, primary key (request, machine, version)
 )
 """
@@ -116,7 +116,7 @@ def read(path: Path) -> list[TunedKernel]:
         raise FileNotFoundError(f"there is no file {path}")
     with _open(path, "ro") as file:
         rows = file.execute(
-            "select request, machine, version, about, way, microseconds, usual from tuned "
+            "select request, machine, version, about, config, microseconds, usual from tuned "
             "order by machine, about, request"
         ).fetchall()
     found = [TunedKernel(*row) for row in rows]

@@ -23,7 +23,7 @@ HITS = 0
 _RECORD = 5  # words: position, object, implementation, address, version
 
 CONTENTS = ("stale", "samples", "samples.at", "slices", "slices.at", "cursor", "turn")
-"""Words about contents: whether somebody said that they have changed; how many samples and slices
+"""Words about contents: whether the user said that they have changed; how many samples and slices
 there are and where; the slice that is looked at next, and how many in one call."""
 
 SAMPLE = 2  # words: address, content

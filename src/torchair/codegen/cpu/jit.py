@@ -123,7 +123,7 @@ class Library:
             self._addresses[entry] = engine.get_function_address(entry)
 
     def fetch(self, keys: Mapping[str, str]) -> bool:
-        """Have the code of kernels whose text nobody has, from the disk: keys by names of kernels.
+        """Have the code of kernels without their text, from the disk: keys by names of kernels.
         False if some are not there."""
         store = kernel_cache.in_use()
         with self._lock:
@@ -330,7 +330,7 @@ class _Slab:
 def _large(size: int) -> torch.Tensor:
     """Large pages for at least so many bytes."""
     whole = -(-size // _LARGE) * _LARGE
-    # A mapping of its own: memory that somebody has had before is in small pages already.
+    # A mapping of its own: memory that was used before is in small pages already.
     mapping = mmap.mmap(-1, whole + _LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapping.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(mapping, dtype=torch.uint8)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchair.codegen.llvm import address
 from torchair.fallbacks import Fallback, note
 from torchair.flags import layout_probes
 from torchair.log import warn_once
@@ -90,11 +91,6 @@ def _found() -> dict[str, int] | None:
     except (OSError, AttributeError):
         return None
     return found
-
-
-def address(function: Any) -> int:
-    """Where a function of a library is."""
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @cache

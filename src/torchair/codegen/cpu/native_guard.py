@@ -211,8 +211,8 @@ run:
   %busy.at = getelementptr i64, ptr %table, i64 1
   store i64 1, ptr %busy.at
   %several = icmp sgt i64 %threads, 1
-  br i1 %several, label %crew, label %go
-crew:
+  br i1 %several, label %parallel, label %go
+parallel:
   %now.threads = call i32 %count.threads()
   %now.wide = sext i32 %now.threads to i64
   %fewer = icmp slt i64 %now.wide, %threads

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from torchair.codegen.cpu.layouts import address
-from torchair.codegen.llvm import binding
+from torchair.codegen.llvm import address, binding
 
 FORKED = "torchair_forked"
 _forked = ctypes.c_int64(0)  # 1 in a child of fork: it has none of the threads that the pool counts

@@ -47,7 +47,7 @@ def threads_for(work: float, most: int) -> int:
 
 
 class Runner(Protocol):
-    """Who has native code: the CPU as a target."""
+    """The owner of native code: the CPU as a target."""
 
     @property
     def code(self) -> Library:

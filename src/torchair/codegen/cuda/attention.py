@@ -405,7 +405,7 @@ class _Attention:
         with self._outputs(start, self.threads * form.blocks) as (row, feature):
             parts = [one.remote(block, row, feature) for block in range(form.blocks)]
             self._result(row, feature, self.softmax.together(parts))
-        self._cluster_barrier()  # nobody leaves while others read its memory
+        self._cluster_barrier()  # no block leaves while others read its memory
 
     @contextmanager
     def _outputs(self, start: str, step: int) -> Iterator[tuple[str, str]]:

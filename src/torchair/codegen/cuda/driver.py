@@ -95,7 +95,7 @@ class GpuLibrary:
 
     @property
     def driver(self) -> str:
-        """The version of who makes machine code."""
+        """The version of the assembler of machine code."""
         return _driver_version()
 
     @property

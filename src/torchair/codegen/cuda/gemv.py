@@ -112,7 +112,7 @@ def _default(work: Joint, gpu: Gpu) -> AnyForm:
 def default_form(matmul: MatMul, gpu: Gpu, pair: bool = False) -> GemvForm:
     """A form that is good without being measured. So many warps share a row that each lane has at
     most `STEPS` packs of it, fewer where it has several rows of A in registers; rows that are
-    shorter are taken several at a time, as long as there is work for everybody."""
+    shorter are taken several at a time, as long as there is work for all lanes."""
     count = _packs(matmul)
     assert isinstance(matmul.m, int)
     split = -(-count // (STEPS if matmul.m <= 2 else STEPS // 2))

@@ -49,7 +49,7 @@ WAVES = 32
 
 @dataclass(frozen=True)
 class GridSlice:
-    """Who runs a nest: the number of this block, how many there are, and the threads of a block,
+    """The block that runs a nest: its number, how many there are, and the threads of a block,
     where that is not the nest's choice."""
 
     block: str = "%block"
@@ -345,7 +345,7 @@ class NestForm:
     """How the points of a nest are given to threads. The same threads do either version."""
 
     def __init__(self, w: GpuWriter, nest: Nest, lanes: int, grid: GridSlice, asked: int) -> None:
-        """`asked` is the number of threads of a block or a team, 0 if nobody asks for one."""
+        """`asked` is the number of threads of a block or a team, 0 without a request."""
         self.w, self.nest, self.lanes, self.grid, self.asked = w, nest, lanes, grid, asked
         self.last = max(0, len(nest.axes) - 1)
         self.outer = [a for a in range(self.last) if a not in nest.reduced]

@@ -43,7 +43,7 @@ def load_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
 
 
 def stream_pack(w: GpuWriter, pointer: str, offset: int = 0, where: str | None = None) -> list[str]:
-    """The same from global memory that nobody writes, past the first cache: it is read once. The
+    """The same from global memory that is read only, past the first cache: it is read once. The
     load stays where it is put. Lanes without `where`, an i1, get anything."""
     return _assembled(w, "ld.global.nc.L1::no_allocate", pointer, offset, where)
 
@@ -56,7 +56,7 @@ def shared_pack(w: GpuWriter, pointer: str, offset: int = 0, count: int = REGIST
 
 
 def stream_words(w: GpuWriter, pointer: str, count: int, where: str | None = None) -> list[str]:
-    """One or two words of 32 bits from global memory that nobody writes. The load stays where it is
+    """One or two words of 32 bits from global memory that is read only. The load stays where it is
     put. Lanes without `where`, an i1, get anything."""
     return _assembled(w, "ld.global.nc", pointer, 0, where, count)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, Store, expressions
-from torchair.codegen.sizes import BYTES, Word
+from torchair.codegen.sizes import BYTES, SizeArgument
 from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.maths_wide import LOG2_E, positive_part
 from torchair.codegen.text.memory import memory_element
@@ -90,8 +90,8 @@ class ThreadPoint(Point):
         far = w.mul(self._spot(slot).index, w.size(stride))
         return w.offset(self.pointer(place), memory_element(place.dtype), far)
 
-    def _steps(self, stride: int | Word) -> str:
-        if not isinstance(stride, Word):
+    def _steps(self, stride: int | SizeArgument) -> str:
+        if not isinstance(stride, SizeArgument):
             return lane_numbers(self.lanes, 64, stride)
         w = self.w
         all_ = w.splat("i64", w.size(stride))

@@ -277,7 +277,7 @@ class _Chunk:
 class _SplitBytes:
     """Digits of the rows of A in shared memory, a column of tensor cores each: first the lowest of
     all rows. Every warp makes those of its part of k for itself, in units of the largest number of
-    that part, and has nobody to wait for. What a lane needs of the units of a pack lies side by
+    that part, and waits for no other. What a lane needs of the units of a pack lies side by
     side. Lanes beyond the last column have that one too: what comes of it is not read."""
 
     def __init__(self, tiles: Tiles) -> None:

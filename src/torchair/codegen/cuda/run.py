@@ -121,8 +121,8 @@ class Launches(NativePart):
         return run
 
     def check(self) -> None:
-        """Raise for an index out of range that a kernel met since the last check. Nobody waits for
-        the GPU, so that may have been an earlier call."""
+        """Raise for an index out of range that a kernel met since the last check. Calls do not wait
+        for the GPU, so that may have been an earlier call."""
         if self.faults.count_nonzero():
             first = int(self.faults.nonzero()[0])
             self.faults.zero_()

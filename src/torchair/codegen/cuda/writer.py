@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchair.codegen.cuda.jit import WARP, Gpu
-from torchair.codegen.sizes import Element, Size, Word
+from torchair.codegen.sizes import Element, Size, SizeArgument
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import BITS, KernelWriter, is_float
 
@@ -40,7 +40,7 @@ class GpuWriter(KernelWriter):
         return self.entry(f"addrspacecast ptr addrspace(1) {plain} to ptr")  # global, says that
 
     def size(self, size: Size) -> str:
-        if not isinstance(size, Word):
+        if not isinstance(size, SizeArgument):
             return str(size)
         self._words[size.index] = "i64"
         return f"%w{size.index}"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torchair.codegen.loops import OPERATORS, Access, Expr, Nest, Store, expressions
-from torchair.codegen.sizes import BYTES, Size, Word, register_type
+from torchair.codegen.sizes import BYTES, Size, SizeArgument, register_type
 from torchair.codegen.text import memory, writer
 from torchair.codegen.text.operators import function, operate
 from torchair.codegen.text.writer import REGISTER, KernelWriter, lane_numbers
@@ -216,7 +216,7 @@ class Point:
 
     def _at_slot(self, place: Access, slot: int) -> str:
         stride, shift = place.strides[self.vector_axis], self.slots[slot].shift
-        if isinstance(stride, Word):
+        if isinstance(stride, SizeArgument):
             far = self.w.entry(f"mul i64 {self.w.size(stride)}, {shift}") if shift else "0"
         else:
             far = str(stride * shift)
@@ -227,7 +227,7 @@ class Point:
         w, stride = self.w, place.strides[self.vector_axis]
         wide = w.vector("i64")
         if place.extra is None or id(place.extra) not in self.varies:
-            if isinstance(stride, Word):
+            if isinstance(stride, SizeArgument):
                 return wide, self._steps(stride)
             bits = 32 if abs(stride) * self.lanes < 1 << 31 else 64
             return w.vector(f"i{bits}"), lane_numbers(self.lanes, bits, stride)
@@ -236,9 +236,9 @@ class Point:
             return wide, extra
         return wide, w(f"add {wide} {extra}, {self._steps(stride)}")
 
-    def _steps(self, stride: int | Word) -> str:
+    def _steps(self, stride: int | SizeArgument) -> str:
         w = self.w
-        if not isinstance(stride, Word):
+        if not isinstance(stride, SizeArgument):
             return lane_numbers(self.lanes, 64, stride)
         wide = w.vector("i64")
         one = w.entry(f"insertelement {wide} poison, i64 {w.size(stride)}, i64 0")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchair.codegen.sizes import Element, Size, Word
+from torchair.codegen.sizes import Element, Size, SizeArgument
 from torchair.codegen.target import Kernel
 
 
@@ -338,7 +338,7 @@ class KernelWriter(Writer):
 
     def size(self, size: Size) -> str:
         """A size: its literal, or the value of its word."""
-        if isinstance(size, Word):
+        if isinstance(size, SizeArgument):
             return self.entry(f"load i64, ptr {self._word(size.index)}")
         return str(size)
 

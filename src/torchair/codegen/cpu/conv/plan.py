@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from torchair.codegen.requests import Conv
-from torchair.codegen.sizes import BYTES, Element, Word
+from torchair.codegen.sizes import BYTES, Element, SizeArgument
 from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer, prefix_mask
 
@@ -87,7 +87,7 @@ MOST_COLUMNS = 14
 
 def output_size(spec: Conv) -> tuple[int, int, int, int]:
     """The sizes (n, c, h, w) of the result, when the sizes of the input are known."""
-    if spec.results is None or isinstance(spec.batch, Word):
+    if spec.results is None or isinstance(spec.batch, SizeArgument):
         raise ValueError("a size of the input is only known at run time")
     return spec.batch, spec.out_channels, *spec.results
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torchair.codegen.cpu.matmul.tile import Arithmetic, KernelFunction, Tile, inside
 from torchair.codegen.requests import MatMul
-from torchair.codegen.sizes import Size, Word
+from torchair.codegen.sizes import Size, SizeArgument
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer
 
 ROWS = 16
@@ -35,7 +35,12 @@ def suits(spec: MatMul, machine: Machine) -> bool:
     """Whether tile registers can multiply: A is read in place, in whole lines along k."""
     pairs = machine.amx_bf16 and machine.dot_bf16
     has = {"bf16": pairs, "i8": machine.amx_i8}.get(spec.dtype, False)
-    if not has or spec.a[2] != 1 or isinstance(spec.k, Word) or isinstance(spec.n, Word):
+    if (
+        not has
+        or spec.a[2] != 1
+        or isinstance(spec.k, SizeArgument)
+        or isinstance(spec.n, SizeArgument)
+    ):
         return False
     return spec.k > 0 and spec.k % step_of(spec.dtype == "i8") == 0
 
@@ -59,7 +64,7 @@ def step_of(bytes_: bool) -> int:
 
 def tallest(m: Size) -> int:
     """Rows of A that a function takes, so that all take about as many."""
-    if isinstance(m, Word) or m == 0:
+    if isinstance(m, SizeArgument) or m == 0:
         return TALLEST
     return -(-m // -(-m // TALLEST))
 

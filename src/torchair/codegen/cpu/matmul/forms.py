@@ -20,7 +20,7 @@ from torchair.codegen.cpu.matmul.tile import (
     TileCode,
     TileCut,
 )
-from torchair.codegen.sizes import Size, Word
+from torchair.codegen.sizes import Size, SizeArgument
 from torchair.codegen.text.writer import lanes_below
 
 STRIP, COPY_STRIP = 48, 192
@@ -29,6 +29,9 @@ STRIP, COPY_STRIP = 48, 192
 FEW = 6
 """Rows of A up to which integers are decoded in registers. Writing them out takes the time of five
 rows."""
+
+WAITING = 3
+"""Rows of A up to which a tile waits for memory, not for its sums."""
 
 NOTHING = (0, "0")
 """What a tile fetches that has nothing to fetch."""
@@ -121,7 +124,7 @@ class PanelForm(ProductForm):
         """The function for tiles of so many rows."""
         p, tile = self.product, Tile(rows, self.tile.vectors)
         k = self._k if self.one_round else "%k"
-        more, fetch = not self.one_round, self._fetch()
+        more, fetch = not self.one_round, self._fetch(rows)
         if self._in_tile_registers and (rows > amx.FEW or amx.takes_all(p.spec)):
             return amx.AmxCode(p.numbers, tile, self.a_row, self._b_row, k, more, fetch)
         return TileCode(
@@ -158,7 +161,7 @@ class PanelForm(ProductForm):
             self.a_row,
             self._a_k,
             self._b_row,
-            *self._ahead(row),
+            *self._ahead(rows, row),
         )
 
     @property
@@ -174,30 +177,38 @@ class PanelForm(ProductForm):
         return -(-m // self.tile.rows) if isinstance(m, int) else self._lines
 
     @property
+    def _share(self) -> int:
+        """Lines of the next panel that a step of each of several tiles fetches."""
+        return -(-self._lines // self._tiles)
+
+    @property
     def _varies(self) -> bool:
         """Whether it turns out in a call that a panel has a single tile."""
-        return isinstance(self.product.spec.m, Word) and not fits_cache(self.product.spec)
+        return isinstance(self.product.spec.m, SizeArgument) and not fits_cache(self.product.spec)
 
-    def _fetch(self) -> tuple[int, str]:
-        """Cache lines that a step of each tile fetches, and how far those of steps are apart. A
-        single tile fetches one for every step of its panel, which wakes the prefetcher of the
-        processor; several tiles share the lines of the next panel."""
+    def _fetch(self, rows: int) -> tuple[int, str]:
+        """Cache lines that a step of a tile of so many rows fetches, and how far those of steps are
+        apart. Up to three rows wait for memory only and fetch all lines of their panel. A taller
+        single tile fetches one for every step, which wakes the prefetcher of the processor; several
+        tiles share the lines of the next panel."""
+        if self._tiles <= 1 and (fits_cache(self.product.spec) or not self._cut.ahead):
+            return NOTHING
+        if rows <= WAITING and (self._tiles <= 1 or self._varies):
+            return self._lines, str(64 * self._lines)
         if self._tiles <= 1:
-            near = fits_cache(self.product.spec) or not self._cut.ahead
-            return NOTHING if near else (1, str(64 * self._lines))
-        lines = -(-self._lines // self._tiles)
-        return lines, "%apart" if self._varies else str(64 * lines)
+            return 1, str(64 * self._lines)
+        return self._share, "%apart" if self._varies else str(64 * self._share)
 
-    def _ahead(self, row: str) -> tuple[str, str]:
+    def _ahead(self, rows: int, row: str) -> tuple[str, str]:
         """Where a tile begins to fetch, and how far what steps fetch is apart."""
-        w, (lines, apart) = self.product.w, self._fetch()
+        w, (lines, apart) = self.product.w, self._fetch(rows)
         if lines == 0:
             return self._b, apart
         alone = w.offset(self._b, "i8", self._cut.ahead)
         if self._tiles <= 1:
             return alone, apart
         steps = w.ceil(self._count, self.product.numbers.pair)
-        done = w.mul(w.div(row, self.tile.rows), lines)
+        done = w.mul(w.div(row, self.tile.rows), self._share)
         skipped = w.mul(w.mul(steps, w.add(done, self._lines)), 64)
         useful = w(f"icmp slt i64 {done}, {self._lines}")
         at = w(f"select i1 {useful}, ptr {w.offset(self._b, 'i8', skipped)}, ptr {self._b}")
@@ -205,7 +216,9 @@ class PanelForm(ProductForm):
             return at, apart
         few = w(f"icmp sle i64 {self.product.m}, {self.tile.rows}")
         at = w(f"select i1 {few}, ptr {alone}, ptr {at}")
-        return at, w(f"select i1 {few}, i64 {64 * self._lines}, i64 {64 * lines}")
+        if apart != "%apart":
+            return at, apart
+        return at, w(f"select i1 {few}, i64 {64 * self._lines}, i64 {64 * self._share}")
 
 
 class CopyForm(PanelForm):
@@ -246,7 +259,7 @@ class CopyForm(PanelForm):
         b = p.address_of_b(*place)
         p.w.run(f"{self.name}.pack", b, self._panel, count, columns, p.b_k, p.b_column)
 
-    def _fetch(self) -> tuple[int, str]:
+    def _fetch(self, rows: int) -> tuple[int, str]:
         return NOTHING
 
 

@@ -20,7 +20,7 @@ from torchair.codegen.cpu.matmul.tile import (
 )
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import MatMul, Product
-from torchair.codegen.sizes import BYTES, STORAGE, Element, Size, Word
+from torchair.codegen.sizes import BYTES, STORAGE, Element, Size, SizeArgument
 from torchair.codegen.target import DEFAULT_CONFIG, Choices, Generated, KernelConfig, Pack
 from torchair.codegen.text.point import emit_point, positions
 from torchair.codegen.text.writer import KernelWriter, Machine
@@ -34,17 +34,17 @@ FAR = 1 << 20
 """Bytes of B that do not stay in a near cache."""
 
 FormName = Literal[
-    "panel", "direct", "dot", "copy", "decoded", "written", "digits", "seven", "bytes"
+    "panel", "direct", "dot", "copy", "decoded", "written", "split_int", "strassen", "bytes"
 ]
 """How B is read, see `_forms`."""
 
-PACKED: tuple[FormName, ...] = ("panel", "decoded", "digits", "bytes", "seven")
+PACKED: tuple[FormName, ...] = ("panel", "decoded", "split_int", "bytes", "strassen")
 """Forms that read B as it was laid out ahead of time."""
 
 FORMS: dict[FormName, type[forms.ProductForm]] = {
     "panel": forms.PanelForm, "direct": forms.DirectForm, "dot": forms.DotForm,
-    "copy": forms.CopyForm, "decoded": DecodingForm, "written": WrittenForm, "digits": SplitIntForm,
-    "bytes": IntegerForm,
+    "copy": forms.CopyForm, "decoded": DecodingForm, "written": WrittenForm,
+    "split_int": SplitIntForm, "bytes": IntegerForm,
 }  # fmt: skip
 
 IN_TILE_REGISTERS: dict[FormName, type[forms.ProductForm]] = {
@@ -74,7 +74,7 @@ class Choice:
         """The form, unless it turns out only at run time."""
         if self.few == self.many:
             return self.few
-        if isinstance(m, Word):
+        if isinstance(m, SizeArgument):
             return None
         return self.few if m <= self.limit else self.many
 
@@ -111,16 +111,16 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[FormName, FormName, int]:
     if spec.dtype == "i8":
         return "bytes", "bytes", 0
     if spec.weight is not None:
-        return "digits" if splits_rows(spec, machine) else "decoded", "written", forms.FEW
+        return "split_int" if splits_rows(spec, machine) else "decoded", "written", forms.FEW
     pairs = Arithmetic.of(spec.dtype, machine).pair == 2
     if _packing_pays(spec):
         return "panel", "panel", 0
     if forms.contiguous(spec) == "n":
         return ("direct", "copy", 8) if pairs else ("direct", "direct", 0)
     if forms.contiguous(spec) == "k" and spec.a[2] == 1:
-        if isinstance(spec.k, Word):
+        if isinstance(spec.k, SizeArgument):
             return "dot", "copy", 4
-        if isinstance(spec.m, Word) and spec.k >= LONG:
+        if isinstance(spec.m, SizeArgument) and spec.k >= LONG:
             return "dot", "dot", 0  # half the code for nearly the same speed
         return "dot", "copy", max(4, spec.k // (12 if pairs else 6))
     return "copy", "copy", 0
@@ -132,7 +132,7 @@ def _invariant_form(spec: MatMul, machine: Machine) -> tuple[FormName, FormName,
     if not spec.batch_invariant or spec.dtype == "i8":
         return None
     if spec.weight is not None:
-        form: FormName = "digits" if splits_rows(spec, machine) else "decoded"
+        form: FormName = "split_int" if splits_rows(spec, machine) else "decoded"
     elif spec.constant:
         form = "panel"
     elif forms.contiguous(spec) == "k" and spec.a[2] == 1:
@@ -145,7 +145,7 @@ def _invariant_form(spec: MatMul, machine: Machine) -> tuple[FormName, FormName,
 def _packing_pays(spec: MatMul) -> bool:
     """One row reads each weight once, in an order that is as good as packed unless the weights
     come from far away."""
-    if spec.m != 1 or isinstance(spec.n, Word) or isinstance(spec.k, Word):
+    if spec.m != 1 or isinstance(spec.n, SizeArgument) or isinstance(spec.k, SizeArgument):
         return bool(spec.constant)
     return bool(spec.constant) and spec.n * spec.k * BYTES[spec.dtype] >= FAR
 
@@ -184,7 +184,7 @@ def matmul(
 
 def _write(name: FormName, values: ProductValues, choice: Choice, store: StoreTile) -> int:
     """Write a product in some form; bytes of scratch memory that each thread needs."""
-    if name == "seven":
+    if name == "strassen":
         loops: forms.TileLoops = strassen.StrassenLoops(values, choice.tile, choice.cut, store)
     else:
         form, tile = FORMS[name], Tile(choice.dots, 1) if name == "dot" else choice.tile
@@ -205,7 +205,7 @@ def _packs(spec: MatMul, machine: Machine, choice: Choice) -> dict[int, Pack]:
     if choice.few == "panel":
         usual = choice.tile.vectors == widest_tile(spec.dtype, machine).vectors
         return {B: PackPanels(machine, turned, 0 if usual else choice.tile.vectors)}
-    if choice.few == "seven":
+    if choice.few == "strassen":
         return {B: strassen.PackHalves(machine, turned, choice.tile.vectors)}
     if choice.few == "bytes":
         panels: dict[int, Pack] = {B: PackPanels(machine, turned)}
@@ -242,7 +242,7 @@ def _epilogue(nest: Nest, rows: Size) -> StoreTile:
 def _rows_of_dots(spec: MatMul, machine: Machine) -> int:
     """Rows of A at once in dot products: many, since each reads B again; few if k is unknown, as
     the code for its end is long and the form is used for few rows only."""
-    if isinstance(spec.k, Word):
+    if isinstance(spec.k, SizeArgument):
         return _balanced(spec.m, 3)
     return _balanced(spec.m, 6 if machine.registers >= 32 else 4)
 
@@ -254,7 +254,7 @@ def _tile(spec: MatMul, machine: Machine, packed: bool) -> Tile:
     vectors = widest.vectors if packed else _vectors(spec, machine, widest.vectors)
     tallest = min(8, widest.rows * widest.vectors // vectors)
     enough = 4 if machine.registers >= 32 else widest.rows
-    if isinstance(spec.m, Word):
+    if isinstance(spec.m, SizeArgument):
         return Tile(enough, vectors)
     fitting = [rows for rows in range(tallest, enough - 1, -1) if spec.m % rows == 0]
     rows = fitting[0] if spec.m and fitting else _balanced(spec.m, tallest)
@@ -264,7 +264,7 @@ def _tile(spec: MatMul, machine: Machine, packed: bool) -> Tile:
 def _vectors(spec: MatMul, machine: Machine, widest: int) -> int:
     """The width of panels that are made while running: one that wastes the fewest columns, or a
     larger one if few tiles would touch a new page of memory for every narrow row of them."""
-    if isinstance(spec.n, Word):
+    if isinstance(spec.n, SizeArgument):
         return widest
     if forms.contiguous(spec) == "n" and isinstance(spec.m, int) and spec.m <= 2 and spec.n >= 1024:
         return 2 * widest
@@ -280,7 +280,7 @@ def _vectors(spec: MatMul, machine: Machine, widest: int) -> int:
 
 def _balanced(m: Size, tallest: int) -> int:
     """The height of tiles of about equal height."""
-    if isinstance(m, Word) or m == 0:
+    if isinstance(m, SizeArgument) or m == 0:
         return tallest
     return -(-m // -(-m // tallest))
 
@@ -340,7 +340,9 @@ def _integer_choices(spec: MatMul, machine: Machine, usual: Tile) -> Choices:
     decode them in registers."""
     assert isinstance(spec.m, int)
     found = {"tile": tuple(f"{rows}x{usual.vectors}" for rows in HEIGHTS if rows <= spec.m)}
-    few, most = ("digits", forms.FEW) if splits_rows(spec, machine) else ("decoded", 2 * forms.FEW)
+    few, most = (
+        ("split_int", forms.FEW) if splits_rows(spec, machine) else ("decoded", 2 * forms.FEW)
+    )
     if spec.weight is not None and spec.m <= most:
         found = {"form": (few, "written")} | found
     return found
@@ -349,7 +351,7 @@ def _integer_choices(spec: MatMul, machine: Machine, usual: Tile) -> Choices:
 def _configs_of(spec: MatMul, machine: Machine, tile: Tile) -> tuple[str, ...]:
     """Ways to read B that are right for its layout."""
     found = ["panel"] if spec.constant else []
-    found += ["seven"] if strassen.suits_strassen(spec, machine, tile.vectors) else []
+    found += ["strassen"] if strassen.suits_strassen(spec, machine, tile.vectors) else []
     if forms.contiguous(spec) == "n":
         found.append("direct")
     elif forms.contiguous(spec) == "k" and spec.a[2] == 1:

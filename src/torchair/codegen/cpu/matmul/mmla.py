@@ -27,7 +27,7 @@ from torchair.codegen.cpu.matmul.tile import (
     shuffle,
 )
 from torchair.codegen.requests import MatMul
-from torchair.codegen.sizes import BYTES, Element, Word
+from torchair.codegen.sizes import BYTES, Element, SizeArgument
 from torchair.codegen.text.writer import KernelWriter, Machine, Writer
 
 SPAN = 8
@@ -37,7 +37,7 @@ SPAN = 8
 def suits(spec: MatMul, machine: Machine) -> bool:
     """Whether small matrices can be multiplied: A is read in place, in whole spans along k."""
     has = {"bf16": machine.mmla_bf16, "i8": machine.mmla_i8}.get(spec.dtype, False)
-    if not has or machine.bits != 128 or spec.a[2] != 1 or isinstance(spec.k, Word):
+    if not has or machine.bits != 128 or spec.a[2] != 1 or isinstance(spec.k, SizeArgument):
         return False
     return spec.k > 0 and spec.k % span_of(spec.dtype) == 0
 
@@ -70,7 +70,7 @@ class MmlaForm(PanelForm):
             self.product.numbers, Tile(rows, self.tile.vectors), self.a_row, k, not self.one_round
         )
 
-    def _fetch(self) -> tuple[int, str]:
+    def _fetch(self, rows: int) -> tuple[int, str]:
         return NOTHING
 
 

@@ -178,9 +178,9 @@ class SplitIntForm(ProductForm):
     def prepare(self) -> None:
         """Digits of all rows, once for a thread."""
         p, w = self.product, self.product.w
-        p.define("digits", _SplitRow(p.spec))
+        p.define("split_row", _SplitRow(p.spec))
         with w.loop("0", p.m) as row:
-            w.run("digits", p.address_of_a("0", row.index, "0"), *self._row(row.index))
+            w.run("split_row", p.address_of_a("0", row.index, "0"), *self._row(row.index))
 
     def define(self, rows: int) -> None:
         p, vectors, k = self.product, self.tile.vectors, self.product.k

@@ -90,7 +90,7 @@ class PackHalves:
 class StrassenForm(PanelForm):
     """Tiles over sums of blocks of B, made of blocks of A or of their sums."""
 
-    name = "seven"
+    name = "strassen"
 
     def __init__(self, half: ProductValues, tile: Tile, cut: TileCut) -> None:
         super().__init__(half, tile, cut)
