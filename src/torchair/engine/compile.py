@@ -291,7 +291,7 @@ class GraphCompiler:
     def bind(
         self, plan: Plan | ShapePlan, watch: Watch | None = None, lanes: Lanes | None = None
     ) -> ProgramPool | ShapePlanPool:
-        """Programs of a plan, a first one at once; `watch` looks on while they run, on other
+        """Programs of a plan, a first one at once; `watch` observes them, on other
         `lanes` than those of the graph if they are given."""
         pool = self._pool(plan, self.lanes if lanes is None else lanes, watch)
         pool.prepare()

@@ -1,4 +1,4 @@
-"""What fusion may do: who needs whom while units grow, what streams keep apart, an order to run in;
+"""What fusion may do: dependencies while units grow, what streams keep apart, an order to run in;
 and along which axes of a unit its values run. Vertices are units and single nodes, by number."""
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class StreamLegality:
 
 
 def _readers(node: Node) -> list[Node]:
-    """Who reads what a node makes, also through views."""
+    """Readers of the results of a node, also through views."""
     found: list[Node] = []
     users = [u for v in node.outputs for u in v.users()]
     while users:

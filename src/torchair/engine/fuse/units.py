@@ -1,8 +1,8 @@
 """Fusion: which nodes of a graph run as one native kernel.
 
 Walks the graph once. A node joins the unit that made one of its operands if it runs over the same
-axes, otherwise it begins a unit of its own; `Unit.why` says which and why not. Values that nobody
-outside reads never reach memory.
+axes, otherwise it begins a unit of its own; `Unit.why` says which and why not. Values that are
+read only inside of a unit never reach memory.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Fuser:
         except MissingHostValue:
             return "its axes or sizes are not known"
 
-    # ---- who depends on whom ----
+    # ---- dependencies ----
 
     def _new_vertex(self, node: Node) -> int:
         number = self.needs.add(self.position[node], self._sources(node))
@@ -333,13 +333,23 @@ class _Fuser:
         first = next(iter(spaces))
         if unit.kind != "loops" and not any(n not in unit.views for n in group.nodes):
             if len(group.shape) != len(first.shape or ()):
-                group.spaces.pop(group.given[0], None)  # its rows run along several axes now
+                self._place_given(group, first)
             group.domain = first
         group.nodes.append(node)
         group.spaces.update(spaces)
         self.unit_of[node] = unit
         self.vertex[node] = unit.number
         self.needs.grow(unit.number, self.position[node], self._sources(node, views))
+
+    def _place_given(self, group: Group, domain: Value) -> None:
+        """Let the product of a group run along the axes of what is done to it: the same but for
+        dims of size 1, or with rows along several axes, which have no space."""
+        given = group.given[0]
+        space = legality.space_through(domain, whole(domain), given)
+        if space is None:
+            group.spaces.pop(given, None)
+        else:
+            group.spaces[given] = space
 
     def _seen(self, unit: Unit, value: Value, views: dict[Node, None]) -> Space | None:
         """The space of an operand that the unit makes, perhaps through views that move nothing;

@@ -174,7 +174,7 @@ def _ring_finding(
 
 
 def _marks(marks: Sequence[Mark]) -> list[Fault]:
-    """Records that nobody waits for, and waits that have nothing before or after them."""
+    """Records that nothing waits for, and waits that have nothing before or after them."""
     found: list[Fault] = []
     awaited = {id(m) for mark in marks for m in mark.awaited if isinstance(m, Mark)}
     for mark in marks:
@@ -229,7 +229,7 @@ def _accesses(
     nodes: Sequence[Node], updates: Mapping[Value, Value]
 ) -> dict[Value, list[tuple[Node, bool]]]:
     """By piece of memory that is written: nodes that touch it, and whether they write. A view
-    touches nothing, who reads it does."""
+    touches nothing, its readers do."""
     owner: dict[Value, Value] = {}
     touched: dict[Value, dict[Node, bool]] = {}
     for node in nodes:

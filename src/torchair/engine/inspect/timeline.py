@@ -42,7 +42,7 @@ class Timeline:
         self._lock = Lock()
 
     def recorder(self, plan: Plan) -> LaneObserver:
-        """Someone who looks on while one program runs."""
+        """An observer of one program."""
         return recorder(self, plan)
 
     def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
@@ -103,14 +103,14 @@ class Timeline:
 
 
 class Sink(Protocol):
-    """Who takes the times of calls."""
+    """Takes the times of calls."""
 
     def add(self, plan: Plan, slices: Sequence[Slice]) -> None:
         """One call has ended."""
 
 
 def recorder(sink: Sink, plan: Plan) -> LaneObserver:
-    """Someone who looks on while one program runs, and tells `sink`."""
+    """An observer of one program, which reports to `sink`."""
     return _OnCpu(sink, plan) if plan.streams is None else _OnStreams(sink, plan)
 
 

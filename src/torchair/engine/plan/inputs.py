@@ -140,7 +140,7 @@ def check_hints(data: Sequence[Value], hints: Sequence[Sequence[int]]) -> None:
 
 
 def check_outputs(outputs: Sequence[Value], expected: Sequence[Sequence[int]]) -> None:
-    """GraphError where outputs are not what the caller was told to expect, if it was told."""
+    """GraphError where outputs do not have the dims that the caller expects, if it gave any."""
     if not expected:
         return
     if len(outputs) != len(expected):

@@ -297,7 +297,7 @@ class _PlanBuilder:
 
     def _with_promises(self, value: Value, fact: Fact) -> Fact:
         """What tracing knows of a value, where the rule of its node leaves something open. The type
-        of what nobody reads does not matter."""
+        of what nothing reads does not matter."""
         dtype, shape = fact.dtype, value.shape if fact.shape is None else fact.shape
         if dtype == DataType.DT_UNDEFINED and not value.uses:
             dtype = DataType.DT_FLOAT

@@ -149,7 +149,7 @@ class Plan:
     arena_size: int = 0
     arena_floor: int = 0  # the most bytes alive at once
     device: str = HOST
-    target: Target | None = None  # who runs its native steps
+    target: Target | None = None  # runs its native steps
     read: set[int] = field(default_factory=set)  # slots that must exist as tensors
     # allocation, byte offset in it
     places: dict[int, tuple[Allocation, int]] = field(default_factory=dict)

@@ -149,7 +149,7 @@ def order_of(
     lanes: Lanes,
 ) -> LaneOrder:
     """The order that steps need; `where` tells where an allocation is. Views cost nothing and wait
-    for nothing: whoever reads one waits for what made its memory."""
+    for nothing: a step that reads one waits for what made its memory."""
     number = {label: k for k, label in enumerate(lanes_used(lanes, steps))}
     lane = [-1 if s.kind == "view" else number[lanes.of(s.node)] for s in steps]
     needs = _memory_needs(steps, allocation_of, where)
@@ -204,7 +204,7 @@ class _Log:
         self._seen: dict[int, list[tuple[int, int, int, bool]]] = {}  # (from, to, step, wrote)
 
     def add(self, k: int, read: Sequence[Range], written: Sequence[Range]) -> None:
-        """Note what a step does, and whom it must wait for."""
+        """Note what a step does, and which steps it must wait for."""
         needs: set[int] = set()
         for (space, first, end), writes in [
             *((r, False) for r in read),

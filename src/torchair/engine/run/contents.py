@@ -95,7 +95,7 @@ class Contents:
         return math.ceil(self["slices"] / self["turn"]) if self["turn"] else 0
 
     def note_change(self) -> None:
-        """They have changed, somebody says."""
+        """The user says that they have changed."""
         self._set("stale", 1)
 
     def overlaps(self, spans: Iterable[tuple[int, int]]) -> bool:

@@ -26,7 +26,14 @@ from torchair.codegen.program import (
 )
 from torchair.codegen.streams import DeviceStreams
 from torchair.engine.plan.records import OutputSpec, Plan, Step, extent
-from torchair.engine.run.memory import ARENA, PlaceMemory, allocator, laid_out
+from torchair.engine.run.memory import (
+    ARENA,
+    PlaceMemory,
+    allocator,
+    laid_out,
+    reshaped,
+    seen_as,
+)
 from torchair.engine.run.native import StepFailure, explain
 from torchair.engine.strides import as_list, same_strides
 from torchair.flags import debug_level, poisoning
@@ -134,7 +141,7 @@ class Program:
             registers[slot] = make()
         for slot, source, dims in self._tied:
             memory = registers[source]
-            registers[slot] = memory if memory.shape == dims else memory.view(dims)
+            registers[slot] = memory if memory.shape == dims else reshaped(memory, dims)
         position = 0
         try:
             for run in self._runs:
@@ -178,9 +185,9 @@ def _leave(spec: OutputSpec, tensor: torch.Tensor) -> torch.Tensor:
     if 0 in shape:
         return tensor.new_empty_strided(shape, strides)
     if not spec.always_copy and same_strides(tensor, strides):
-        return tensor.as_strided(shape, strides)
+        return seen_as(tensor, shape, strides, tensor.storage_offset())
     memory = tensor.new_empty(spec.offset + extent(shape, strides))
-    made = memory.as_strided(shape, strides, spec.offset)
+    made = seen_as(memory, shape, strides, spec.offset)
     once(made, made).copy_(once(tensor, made))
     return made
 
@@ -310,7 +317,7 @@ def _call(step: Step, arena: torch.Tensor) -> RunStep:
 
 def _storer(step: Step, arena: torch.Tensor) -> Callable[[list[Any], Any], None]:
     """Puts what a kernel returned into registers; what lies in the arena is copied out first,
-    because nobody plans for how long it is needed. Whether a kernel hands memory back that it was
+    because no plan says for how long it is needed. Whether a kernel hands memory back that it was
     given depends on the sizes alone, so the first call tells for all."""
     outs = step.outs
     planned = arena.untyped_storage().data_ptr()

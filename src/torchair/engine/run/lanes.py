@@ -29,7 +29,7 @@ from torchair.torch_private.dispatch import set_grad_enabled
 
 
 class LaneObserver(Protocol):
-    """Someone who looks on while a program runs."""
+    """An observer of a running program."""
 
     alone: bool
     """Whether each native step runs by itself, so that it can be told from others."""
@@ -177,7 +177,7 @@ class ThreadLanes(LaneProgram):
 
     def _raise(self, failure: StepFailure) -> None:
         for gate in self._gates:
-            gate.acquire(False)  # closed again, whoever was stopped before it
+            gate.acquire(False)  # closed again, even if a lane was stopped before it
         if not isinstance(failure.error, Exception):
             raise failure.error
         raise failure from failure.error
@@ -191,8 +191,8 @@ class ThreadLanes(LaneProgram):
             self._work(tasks, registers)
 
     def _walk(self, tasks: Sequence[_Task], registers: list[Any]) -> None:
-        """A lane from begin to end. Whatever happens, its events fire, so that nobody waits for
-        ever; after a failure the others stop at their next task."""
+        """A lane from begin to end. Whatever happens, its events fire, so that no lane waits
+        forever; after a failure the others stop at their next task."""
         fired = 0
         try:
             for task in tasks:
@@ -299,7 +299,7 @@ def stream_of(device: str, label: str) -> Any:
 
 LaneWork = Callable[[], None]
 
-_SPARE = 16  # threads that wait for work; a burst of calls does not hold more for ever
+_SPARE = 16  # threads that wait for work; a burst of calls does not hold more forever
 
 
 class Workers:

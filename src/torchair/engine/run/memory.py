@@ -33,6 +33,18 @@ def laid_out(memory: torch.Tensor, dtype: torch.dtype, shape: Any, strides: Any)
         return empty.set_(memory.untyped_storage(), start, shape, strides)
 
 
+def seen_as(tensor: torch.Tensor, shape: Any, strides: Any, offset: Any) -> torch.Tensor:
+    """A tensor over the memory of another one, which autograd does not take for a view. A result
+    may be written to while gradients are recorded, as a view that was made without cannot."""
+    return tensor.new_empty(0).set_(tensor.untyped_storage(), offset, shape, strides)
+
+
+def reshaped(tensor: torch.Tensor, shape: Any) -> torch.Tensor:
+    """A tensor with other dims over the same memory, likewise."""
+    view = tensor.view(shape)
+    return seen_as(tensor, view.shape, view.stride(), view.storage_offset())
+
+
 Allocate = Callable[[Any, Any], Callable[[], torch.Tensor]]
 
 

@@ -58,11 +58,11 @@ def explain(step: Step, error: Exception) -> StepError:
     try:
         kind: Any = type(error)
         return _step_error(kind)(step, error)
-    except Exception:  # a class of somebody else may take other arguments than a text
+    except Exception:  # a class of the user may take other arguments than a string
         return StepError(step, error)
 
 
-_SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory for ever
+_SPARE = 8  # programs kept for the next calls; a burst of threads does not hold memory forever
 _LEAST = 8 << 20  # a plan and its program weigh this much at least
 
 
@@ -194,7 +194,7 @@ class DirectProgram(NativeProgram):
         self._part = part
         self._inputs = part.sources[: len(part.sources) - len(results)]
 
-    def gate(
+    def guarded_entry(
         self,
         inputs: Sequence[torch.Tensor],
         positions: Sequence[int],

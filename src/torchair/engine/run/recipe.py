@@ -263,9 +263,9 @@ def _step(
     kind, name, line = named
     origin = None if line is None else SimpleNamespace(line=line)
     node: Any = SimpleNamespace(type=kind, name=name, origin=origin)
-    rooms = {room.value: room for room in AuxMemory}
+    kinds = {kind.value: kind for kind in AuxMemory}
     arguments = [
-        Argument(k if isinstance(x, list) else rooms.get(x, k)) for k, x in enumerate(slots)
+        Argument(k if isinstance(x, list) else kinds.get(x, k)) for k, x in enumerate(slots)
     ]
     native = Native(orders[kernel], arguments, tuple(numbers), work, operands=slots)
     return Step(node, "native", None, args, outs, native=native)

@@ -3,7 +3,7 @@ what is measured when forms of a kernel are compared.
 
 The memory that a model reads from far away, its weights, comes in so many copies that runs read as
 much of it as a call of the model does before they come to the same copy again. A run is short: on a
-busy machine only those that nobody interrupts tell anything.
+busy machine only those without an interruption mean anything.
 """
 
 from __future__ import annotations

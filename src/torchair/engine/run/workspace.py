@@ -70,7 +70,7 @@ class SizedProgram(NativeProgram):
 
 WEIGHT = 1 << 20  # of a plan of a shape family, which is little more than a row of integers
 
-SPACES = 8  # kept for the next calls; a burst of threads does not hold memory for ever
+SPACES = 8  # kept for the next calls; a burst of threads does not hold memory forever
 _FAMILIES = 32  # whose program is kept by a workspace
 _PROGRAMS = 64  # with steps of torch, kept by a workspace
 _SPARE = 8  # memory that must grow gets an eighth more

@@ -1,4 +1,4 @@
-"""Who looks on: programs that show their kernels in a profile, or their steps one by one."""
+"""Observed programs: those that show their kernels in a profile, or their steps one by one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.lanes import Watch
 from torchair.engine.session.plans import PlanPool
+from torchair.engine.session.user_memory import takes_memory
 from torchair.errors import GraphError
 from torchair.trace import label
 
@@ -59,14 +60,6 @@ def run_watched(
     with torch.no_grad():
         lanes = variant.compiler.lanes if on_lanes else None
         return _watched(variant, replace(plan, read=every), watch, lanes).run(seen)
-
-
-def takes_memory(variant: WeightVariant, plan: Plan | None) -> bool:
-    """Whether the graph can compute in memory of the user: its sizes are fixed, and programs are of
-    one lane."""
-    if plan is None or variant.loaded.graph.is_dynamic:
-        return False
-    return plan.schedule is None and variant.watch is None
 
 
 def summary(variant: WeightVariant) -> GraphSummary:

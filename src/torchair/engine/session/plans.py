@@ -62,7 +62,7 @@ class PlanCache:
         """Take note that a plan is used now."""
         last, self.latest = self.latest, pool
         if last is not None and last is not pool:
-            last.guards = None  # nobody asks them, and they would make holes among results
+            last.guards = None  # not checked any more, and they would fragment memory of results
 
     def clear(self) -> None:
         """Keep none."""

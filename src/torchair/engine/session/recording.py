@@ -73,7 +73,7 @@ def direct_program(
     variant: WeightVariant, inputs: Sequence[torch.Tensor]
 ) -> tuple[DirectProgram, FrozenTensors | None] | None:
     """A program of its own for inputs like these that Python enters in one call, and what it holds;
-    None where more than native code is to run, or where someone looks on."""
+    None where more than native code is to run, or where programs are observed."""
     if not _is_plain(variant) or poisoning():
         return None
     pool = variant.find(inputs)
@@ -84,7 +84,7 @@ def direct_program(
 
 def native_plan(variant: WeightVariant) -> tuple[Plan, dict[Value, int], list[int]] | None:
     """The plan of the last run, inputs that are constants of it, and inputs whose sizes it is for;
-    where that was native code alone whatever inputs hold, and nobody looks on."""
+    where that was native code alone whatever inputs hold, and without a watch."""
     pool = variant.plans.latest if _is_plain(variant) else None
     if pool is None or not pool.native:
         return None

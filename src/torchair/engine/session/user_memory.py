@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 
 from torchair.engine.plan.arena import aligned
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.memory import ARENA, laid_out
+from torchair.engine.run.memory import ARENA, constant_bytes, laid_out
 from torchair.engine.run.native import ProgramPool
 from torchair.engine.session.plans import PlanPool
-from torchair.errors import InputError
+from torchair.errors import GraphError, InputError
 from torchair.locks import RLock
 from torchair.log import native_logger
+
+if TYPE_CHECKING:
+    from torchair.engine.session.variant import WeightVariant
+    from torchair.engine.session.weights import WeightVariants
 
 
 class UserMemory:
@@ -67,6 +74,48 @@ class UserMemory:
         moved = laid_out(place, t.dtype, t.shape, t.stride()).copy_(t)
         self._moved[key] = self._moved[(moved.data_ptr(), t.dtype, t.shape)] = moved
         return moved
+
+
+def takes_memory(variant: WeightVariant, plan: Plan | None) -> bool:
+    """Whether the graph can compute in memory of the user: its sizes are fixed, and programs are of
+    one lane."""
+    if plan is None or variant.loaded.graph.is_dynamic:
+        return False
+    return plan.schedule is None and variant.watch is None
+
+
+def give_constant_memory(variants: WeightVariants, block: torch.Tensor) -> None:
+    """Keep the constants of a graph in a block."""
+    _give(
+        variants,
+        lambda memory, plan, device: memory.take_constants(block, constant_bytes(plan), device),
+    )
+
+
+def give_feature_memory(variants: WeightVariants, block: torch.Tensor) -> None:
+    """Compute the intermediates of a graph in a block."""
+    _give(
+        variants, lambda memory, plan, device: memory.take_feature(block, plan.arena_size, device)
+    )
+
+
+def _give(variants: WeightVariants, take: Callable[[UserMemory, Plan, str], None]) -> None:
+    """Have the memory of a graph take a block, and put its programs there."""
+    current = variants.current
+    loaded, plan = current.loaded, current.last_plan()
+    if plan is None or not takes_memory(current, plan):
+        raise GraphError(
+            "memory can be handed in for graphs of fixed sizes on one stream",
+            graph=loaded.name,
+            hint="compile with dynamic=False",
+        )
+    memory = loaded.memory or UserMemory()
+    with memory.lock:
+        take(memory, plan, loaded.device)
+        loaded.memory = memory
+        for variant in variants:
+            for pool in variant.plans:
+                memory.put(pool)
 
 
 def _bytes(block: torch.Tensor, size: int, device: str, use: str) -> torch.Tensor:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from torchair.codegen.target import Target
+from torchair.codegen.streams import streams_of
 from torchair.engine.compile import Bound, GraphCompiler
-from torchair.engine.inspect.dump import GraphDump
-from torchair.engine.optimize.passes import GraphState
-from torchair.engine.options import EngineOptions
-from torchair.engine.plan.planner import OutputLayout
+from torchair.engine.inspect.dump import STATISTICS, GraphDump
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.run.frozen import FrozenTensors
@@ -24,31 +21,16 @@ from torchair.engine.run.lanes import Watch
 from torchair.engine.run.native import ProgramPool
 from torchair.engine.run.trial import call_of
 from torchair.engine.session.inspection import with_rows
+from torchair.engine.session.loaded import LoadedGraph
 from torchair.engine.session.plans import PlanCache, PlanPool
-from torchair.engine.session.user_memory import UserMemory
 from torchair.engine.session.weights import weights_to_pack
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import InputError
-from torchair.ge.graph import Graph
 from torchair.locks import Lock
+from torchair.log import native_logger
 from torchair.torch_private.dispatch import set_grad_enabled
-from torchair.trace import Trace
-
-
-@dataclass
-class LoadedGraph:
-    """A graph as it was handed to the engine, the same for all weights."""
-
-    name: str
-    graph: Graph
-    state: GraphState
-    options: EngineOptions
-    layouts: Sequence[OutputLayout | None]
-    device: str
-    target: Target | None = None  # who makes kernels, if not the one of the device
-    finished: bool = False  # it has been compiled before
-    dump: GraphDump | None = None  # who runs it instead, to dump its data
-    memory: UserMemory | None = None
+from torchair.torch_private.profiler import is_profiling
+from torchair.trace import Stopwatch, Trace
 
 
 class WeightVariant:
@@ -60,7 +42,7 @@ class WeightVariant:
     def __init__(
         self, loaded: LoadedGraph, compiler: GraphCompiler, trace: Trace, watch: Watch | None
     ) -> None:
-        """`watch` looks on while programs run."""
+        """`watch` observes programs while they run."""
         self.name = loaded.name
         self.loaded, self.compiler, self.trace, self.watch = loaded, compiler, trace, watch
         self.frozen_tensors: FrozenTensors | None = None  # weights that were packed, if any
@@ -69,6 +51,19 @@ class WeightVariant:
         self.lock = Lock()
 
     # ---- weights ----
+
+    def compile(self, inputs: Sequence[torch.Tensor] | None) -> None:
+        """Optimise the graph, and begin with the weights among inputs of a first call."""
+        loaded, watch = self.loaded, Stopwatch(self.name)
+        as_it_is = loaded.finished or loaded.dump is not None
+        watch("engine_passes", self.compiler.optimize, self.trace, as_it_is)
+        watch("fuse", self.take, inputs, True)
+        stages = "graph %s: passes %dus, fusion %dus"
+        native_logger.event(stages, self.name, *watch.microseconds)
+        native_logger.info("graph %s compiled, %s nodes", self.name, len(loaded.graph))
+        if loaded.options.statistics != "0":
+            units = self.units.fusion.units if self.units is not None else []
+            STATISTICS.add(self.name, loaded.state, units, loaded.options.statistics)
 
     def take(self, inputs: Sequence[torch.Tensor] | None, frozen: bool) -> None:
         """Begin anew with the weights among these inputs, packed if they are to be `frozen`."""
@@ -200,7 +195,27 @@ class WeightVariant:
                 set_grad_enabled(grad)
         return _put(outputs, assigned) if assigned else outputs
 
+    def run_on(
+        self, stream: Any, inputs: Sequence[torch.Tensor], assigned: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        """The same on a stream of the device, if one is given; in memory of the user one call at a
+        time; in a profile with each kernel."""
+        device, memory = self.loaded.device, self.loaded.memory
+        streams = streams_of(device)
+        with nullcontext() if stream is None or streams is None else streams.on(stream):
+            if memory is not None:
+                with memory.lock:
+                    return self.run(inputs, assigned)
+            # a device with streams shows its kernels itself
+            return self.run(inputs, assigned, profiled=is_profiling() and streams is None)
+
     # ---- tuning ----
+
+    def tune(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Choose among forms of the kernels for inputs like these by measuring them."""
+        with self.compiler.measuring() as tuning:
+            self.find(self.seen(inputs))
+        tuning.confirm(self, inputs)
 
     def alone(self, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
         """A call for inputs like these, on copies of what it updates; None where what runs may have

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchair.engine.session.variant import WeightVariant
 
 _PATIENCE = 4  # times that weights may change without having been used twice in between
-_OURS = 2  # references to a tensor that nobody else has: in `FrozenTensors`, and as an argument
+_OURS = 2  # references to a tensor that only we have: in `FrozenTensors`, and as an argument
 
 
 def weights_to_pack(
@@ -43,24 +43,23 @@ def weights_to_pack(
 
 
 class WeightVariants:
-    """All variants of one session."""
+    """All variants of one compiled graph. There is one, unless weights are packed."""
 
     def __init__(self, first: WeightVariant) -> None:
-        assert first.frozen_tensors is not None
+        """`first` is compiled; the others are made of it."""
         self._first = self.current = first
         self._all: list[WeightVariant] = [first]
-        # of the tensor that variants are looked up by
-        self._place = min(first.frozen_tensors.tensors)
+        self._by_tensor: dict[int, list[WeightVariant]] = {}  # by the first packed weight
         self._strain = 0  # changes in a row that hardly a call came between
         self._lock = RLock()
         self._index()
 
     def _index(self) -> None:
-        self._by_tensor: dict[int, list[WeightVariant]] = {}
+        self._by_tensor = {}
         for variant in self._all:
             if variant.frozen_tensors is not None:
-                key = id(variant.frozen_tensors.tensors[self._place])
-                self._by_tensor.setdefault(key, []).append(variant)
+                tensors = variant.frozen_tensors.tensors
+                self._by_tensor.setdefault(id(tensors[min(tensors)]), []).append(variant)
 
     def __iter__(self) -> Iterator[WeightVariant]:
         return iter(list(self._all))
@@ -71,13 +70,15 @@ class WeightVariants:
         if current.frozen_tensors is None or current.frozen_tensors.same(inputs):
             return current
         with self._lock:
-            if self.current.frozen_tensors is not None:  # else given up while this call waited
-                self.current = self._find(inputs)
+            frozen = self.current.frozen_tensors
+            if frozen is not None:  # else given up while this call waited
+                self.current = self._find(inputs, min(frozen.tensors))
                 self._index()
             return self.current
 
-    def _find(self, inputs: Sequence[Any]) -> WeightVariant:
-        for variant in self._by_tensor.get(id(inputs[self._place]), ()):
+    def _find(self, inputs: Sequence[Any], first: int) -> WeightVariant:
+        """The variant for inputs, of which `first` is the first one that is packed."""
+        for variant in self._by_tensor.get(id(inputs[first]), ()):
             if variant.frozen_tensors is not None and variant.frozen_tensors.same(inputs):
                 return variant
         for variant in self._all:
@@ -117,6 +118,6 @@ class WeightVariants:
 
 
 def _is_orphan(variant: WeightVariant) -> bool:
-    """Whether nobody but us has some tensor of a variant any more: its model is gone."""
+    """Whether only we still have some tensor of a variant: its model is gone."""
     tensors = variant.frozen_tensors.tensors if variant.frozen_tensors is not None else {}
     return any(sys.getrefcount(tensors[i]) <= _OURS for i in tensors)

@@ -252,7 +252,7 @@ class Tuning:
         if done < len(todo):
             logger.info("%d of %d kernels are tuned", done, len(todo))
 
-    def settle(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
+    def confirm(self, session: Tuned, inputs: Sequence[torch.Tensor]) -> None:
         """Keep the configs that were just found if the graph is faster with them, then see whether
         it is with fewer threads."""
         try:

@@ -248,7 +248,7 @@ class NativeUnits:
         return self._packed[key][1]
 
     def content(self, x: Constant, pack: Pack | None) -> torch.Tensor:
-        """A constant as some kernel would read it, of which nobody takes note."""
+        """A constant as some kernel would read it, without a note of it."""
         noted = set(self.copied)
         try:
             return self._packed_anew(x, pack)

@@ -30,7 +30,7 @@ from torchair.ge.rewrite import line_of, rewrite, verify
 from torchair.ge.shapes import numel
 from torchair.log import debug_print, logger
 from torchair.operators import Trait, has_trait, row_of
-from torchair.operators.purity import is_foreign, is_pure
+from torchair.operators.purity import draws, is_foreign, is_pure
 from torchair.operators.reference import run_node
 from torchair.passes import Handler, Pass
 
@@ -59,8 +59,8 @@ def fuse_patterns(graph: Graph, state: GraphState) -> None:
 
 
 def _speaker(kind: str) -> Callable[[str], None] | None:
-    """Tells what rules or patterns did and why they did not, each thing once; None if nobody wants
-    to know."""
+    """Tells what rules or patterns did and why they did not, each thing once; None if neither
+    a debug level nor the log asks for it."""
     if debug_level() < 3 and not logger.isEnabledFor(logging.DEBUG):
         return None
     said: set[str] = set()
@@ -186,10 +186,11 @@ def live_nodes(graph: Graph) -> set[Node]:
 
 
 def is_anchor(node: Node) -> bool:
-    """Whether a node stays though nobody reads it: an end of the graph, or one with effects."""
+    """Whether a node stays though nothing reads it: an end of the graph, or one with effects. A
+    draw of random numbers advances torch's generator: without it later draws give other numbers."""
     if node.type in ("NetOutput", *INPUTS) or node in node.graph.keep_alive:
         return True
-    return is_foreign(node) or has_trait(node, Trait.SIDE_EFFECT)
+    return is_foreign(node) or draws(node) or has_trait(node, Trait.SIDE_EFFECT)
 
 
 def _pass(fn: Callable[[Graph, GraphState], object], *only: str) -> Pass:

@@ -149,14 +149,23 @@ def move_transpose_into_mm(graph: Graph, state: GraphState) -> None:
     for node in graph.nodes:
         port, flag = TRANSPOSED.get(node.type, ("", ""))
         slot = node.inputs.get(port)
-        weights = slot if isinstance(slot, list) else [slot]
-        sources = [_below_bitcast(w) for w in weights if isinstance(w, Value)]
+        slots = slot if isinstance(slot, list) else [slot]
+        weights = [_below_identity(w) for w in slots if isinstance(w, Value)]
+        sources = [_below_bitcast(w) for w in weights]
         if not sources or any(s is None for s in sources):
             continue
         for weight, source in zip(weights, sources, strict=True):
-            assert isinstance(weight, Value) and source is not None
+            assert source is not None
             weight.node.set_input("x", source)
         node.attrs[flag] = attr.Bool(True)
+
+
+def _below_identity(weight: Value) -> Value:
+    """What a weight is another name of, as after `view(dtype)`, which torch traces with a
+    `detach`."""
+    while weight.node.type == "Identity" and len(weight.uses) == 1:
+        weight = weight.node.values()[0]
+    return weight
 
 
 def _below_bitcast(weight: Value) -> Value | None:
@@ -175,7 +184,7 @@ def move_mm_weight_transpose_after_bitcast(graph: Graph, state: GraphState) -> N
     for node in graph.nodes:
         if node.type != "QuantBatchMatmulV3":
             continue
-        weight = node.value_on("x2")
+        weight = _below_identity(node.value_on("x2"))
         source = _below_bitcast(weight)
         if source is None:
             continue

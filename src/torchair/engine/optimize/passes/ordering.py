@@ -34,7 +34,7 @@ class GraphState:
     promised: frozenset[str] = frozenset()  # symbols that the layout of a result is told with
     topology: str = "DFS"
     switches: dict[str, bool] = field(default_factory=dict)
-    dead_code: bool = True  # whether what nobody reads is removed
+    dead_code: bool = True  # whether what nothing reads is removed
     native: bool = False  # whether generated code will run the graph
     quantised: int = 0  # rows of products with quantised weights that there are kernels for
     channels_last: bool = False  # whether a library convolves short floats best with channels last
@@ -264,7 +264,7 @@ def remove_dead_data_and_reorder_data_index(graph: Graph, state: GraphState) -> 
 
 
 def note_interface(graph: Graph, executor: ExecutorType) -> None:
-    """Where inputs are, which types outputs have and who runs the graph, as attributes of it."""
+    """Note as attributes where inputs are, types of outputs, and which engine runs the graph."""
     sides = [n.outputs[0].device_type for n in graph.data]
     places = [Placement.HOST if side == "CPU" else Placement.DEVICE for side in sides]
     outputs = graph.output.values() if graph.output is not None else []
@@ -350,10 +350,14 @@ def drop_implied_order(graph: Graph, state: GraphState | None = None) -> None:
 
 
 def _reads_from(node: Node, before: Node, position: dict[Node, int]) -> bool:
-    """Whether a node reads what another one makes, or what follows from that."""
+    """Whether a node reads numbers that another one makes, or what follows from them. Dims of a
+    value may be known, and then nothing waits for it."""
     stack, seen = [node], {node}
     while stack:
-        for source in {value.node for value in stack.pop().values()} - seen:
+        reader = stack.pop()
+        if reader.type == "Shape":
+            continue
+        for source in {value.node for value in reader.values()} - seen:
             if source is before:
                 return True
             if position[source] > position[before]:

@@ -228,12 +228,12 @@ def _exchanged(value: Value, inner: Inner) -> Value | None:
     if not made_by(value, "ConcatV2") or len(value.node.values()) != 3:
         return None
     minus, first, axis = value.node.values()
-    if not made_by(minus, "Neg") or axis.content not in (-1, value.rank - 1):
+    if not made_by(minus, "Neg") or axis.content not in (-1, rewrite.rank_of(value) - 1):
         return None
     halves = half_of(operands(minus)[0]), half_of(first)
     if halves[0] is None or halves[1] is None or halves[0][0] is not halves[1][0]:
         return None
-    x, last = halves[0][0], value.rank - 1
+    x, last = halves[0][0], rewrite.rank_of(value) - 1
     if (halves[0][1:], halves[1][1:]) != ((1, last), (0, last)):
         return None
     inner.add(value, minus, operands(minus)[0], first)

@@ -26,8 +26,9 @@ def AttentionFusion(node: Node, inner: Inner) -> Build | None:
     weights = _below(node.values()[0], inner)
     if not made_by(weights, "SoftmaxV2"):
         return None
-    axes = [a % weights.rank for a in weights.node.attr("axes")]
-    if node.attr("adj_x1") or axes != [weights.rank - 1]:
+    rank = rewrite.rank_of(weights)
+    axes = [a % rank for a in weights.node.attr("axes")]
+    if node.attr("adj_x1") or axes != [rank - 1]:
         raise Mismatch("the softmax is not over what is summed up", weights)
     inner.add(weights)
     length = rewrite.shape_of(weights)[-2]

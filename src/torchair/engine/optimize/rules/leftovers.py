@@ -1,4 +1,4 @@
-"""Work that the faithful translation leaves behind: what changes nothing, copies that nobody sees,
+"""Work that the faithful translation leaves behind: what changes nothing, copies without an effect,
 and transposes and biases that a product takes into itself."""
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def PartPutBack(node: Node, inner: Inner) -> Build | None:
     begin_end = _replaced(node, x, part, known, [*starts], [*ends])
     if not _updates(node.outputs[0], x, inner.state):
         raise Mismatch("no input keeps the result", x)
-    return lambda: ge.StridedSliceAssign(x, *begin_end, [1] * x.rank, part)
+    return lambda: ge.StridedSliceAssign(x, *begin_end, [1] * rewrite.rank_of(x), part)
 
 
 def _replaced(
@@ -125,11 +125,11 @@ def _replaced(
         raise Mismatch("other parts than those before and behind one slice")
     if not isinstance(s, int) or not isinstance(e, int) or axis is None:
         raise Mismatch("the bounds are not numbers")
-    size, length = x.shape[axis], part.shape[axis]  # type: ignore[index]
+    size, length = rewrite.shape_of(x)[axis], rewrite.shape_of(part)[axis]
     taken = slice_length(s, e, 1, size) if isinstance(size, int) else e - s
     if length != taken or node.outputs[0].shape != x.shape:
         raise Mismatch("it has another size than what it replaces", part)
-    rest = x.rank - axis - 1
+    rest = rewrite.rank_of(x) - axis - 1
     return [0] * axis + [s] + [0] * rest, [END] * axis + [e] + [END] * rest
 
 

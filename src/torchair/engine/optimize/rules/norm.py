@@ -29,7 +29,7 @@ def _mean_of(value: Value) -> Value | None:
     if not made_by(value, "ReduceMean") or not value.node.attr("keep_dims"):
         return None
     x, axes = operands(value)
-    last = (x.rank - 1, -1)
+    last = (rewrite.rank_of(x) - 1, -1)
     found = axes.content if isinstance(axes.content, tuple) else (axes.content,)
     return x if len(found) == 1 and found[0] in last else None
 
@@ -107,7 +107,7 @@ def AddRmsNormFusion(node: Node, inner: Inner) -> Build | None:
         raise Mismatch("gamma is computed from the sum", gamma)
 
     def build() -> list[Value]:
-        """Norm and inverse root; whoever reads the sum reads that of the new node."""
+        """Norm and inverse root; readers of the sum read that of the new node."""
         y, rstd, again = ge.AddRmsNorm(a, b, gamma, epsilon=node.attr("epsilon"))
         again.learn(total.fact)
         again.attrs, again.device_type = dict(total.attrs), total.device_type
@@ -139,9 +139,10 @@ def _layer_norm(
         raise Mismatch("what is subtracted is not the mean over the last dim", centred)
     inner.add(centred, mean, variance)
     if variance.node.type == "ReduceMeanVariance":
-        axes = [a % max(x.rank, 1) for a in variance.node.attr("axes")]
+        rank = rewrite.rank_of(x)
+        axes = [a % max(rank, 1) for a in variance.node.attr("axes")]
         kept = variance.index == 1 and variance.node.attr("keep_dims")
-        if not kept or operands(variance)[0] is not x or axes != [x.rank - 1]:
+        if not kept or operands(variance)[0] is not x or axes != [rank - 1]:
             raise Mismatch("the variance is not that over the last dim", variance)
     else:
         squares = _mean_of(variance)
