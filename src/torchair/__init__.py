@@ -84,7 +84,7 @@ def _teach_dynamo(_module: Any) -> None:
 
 
 def _reporter(path: str) -> Any:
-    """Who writes the report at a path."""
+    """The writer of the report at a path."""
     from torchair.reporting.recorder import reporter_at
 
     return reporter_at(path)

@@ -1,8 +1,8 @@
 """Modules beside the core that are loaded when something asks for what only they have.
 
 The core has tables: operators, converters, rewrite rules. A module beside it adds its own entries
-when it is imported. `offer` says which module that is for each table; who does not find a name
-calls `load` and looks again. Imports nothing of torchair.
+when it is imported. `offer` says which module that is for each table; code that does not find a
+name calls `load` and looks again. Imports nothing of torchair.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def load(kind: Kind) -> Any:
 
 
 def is_loaded(kind: Kind) -> bool:
-    """Whether somebody has asked for a kind of names before."""
+    """Whether a kind of names has been asked for before."""
     return _offered.get(kind) in sys.modules

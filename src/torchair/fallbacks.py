@@ -1,5 +1,5 @@
 """Fallbacks: what the compiler did in a lesser way than it should have. Each is counted in
-``torch._dynamo.utils.counters["torchair"]``, kept for ``torchair.explain``, told to the user once
+``torch._dynamo.utils.counters["torchair"]``, kept for ``torchair.explain``, reported once
 per process, and an error under ``config.debug.strict``. Imports no torch.
 """
 

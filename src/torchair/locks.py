@@ -50,7 +50,7 @@ def _added(made: Any) -> Any:
 
 def _in_child() -> None:
     for made in [*_living, *_of_others()]:
-        # An RLock of the thread that forks stays its own. Of a Lock nobody knows whose it is.
+        # An RLock of the thread that forks stays its own. A Lock has no owner.
         if not (hasattr(made, "_is_owned") and made._is_owned()):
             made._at_fork_reinit()  # as the locks of the standard library, of `logging` for one
     for repair in _repairs:

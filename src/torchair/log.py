@@ -45,7 +45,7 @@ def warn_once(
     text: str, category: type[Warning] = UserWarning, stacklevel: int = 1, key: str | None = None
 ) -> None:
     """Issue a Python warning unless this process has had it, or another of the same ``key``.
-    Python's own memory of that does not last: it is lost whenever somebody changes filters, as
+    Python's own memory of that does not last: it is lost whenever a program changes filters, as
     torch does while it compiles."""
     known = (category, text if key is None else key)
     if known not in _warned:

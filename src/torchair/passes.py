@@ -57,7 +57,7 @@ class Pass:
 
     @property
     def current(self) -> Callable[..., Any]:
-        """What runs: `fn`, or what somebody has put in its place in the module that defines it."""
+        """What runs: `fn`, or what a user has put in its place in the module that defines it."""
         name = getattr(self.fn, "__qualname__", "")
         return getattr(sys.modules.get(self.fn.__module__), name, self.fn)
 

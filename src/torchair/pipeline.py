@@ -40,13 +40,13 @@ from torchair.fallbacks import Fallback, note, strictness
 from torchair.fx.dump import dumping, save_after_each_node
 from torchair.fx.passes import FX_KIND, FX_PASSES, fx_text
 from torchair.fx.passes.streams import check_scopes
-from torchair.fx.tracing import mend
+from torchair.fx.tracing import correct_fake_values
 from torchair.garbage import no_garbage_collection
 from torchair.locks import Lock
 from torchair.log import debug_print, logger
 from torchair.operators import infer
 from torchair.passes import FxContext, PassRunner
-from torchair.runner import Compilation, GmRunner, onlookers
+from torchair.runner import Compilation, GmRunner, compile_observers
 from torchair.serde import dump_name, render, write_graph
 from torchair.store import atomic_write
 from torchair.structured import artifact, stage
@@ -91,7 +91,7 @@ class NpuFxCompiler:
         check_interpreter()
         settings = Settings.of(self.config)
         trace = self._trace if self._trace is not None else Trace()
-        observers, keep_changes = onlookers.of(settings.report_path)
+        observers, keep_changes = compile_observers.of(settings.report_path)
         if keep_changes:
             trace.changes = []
         quiet, strict = no_garbage_collection(), strictness(settings.strict)
@@ -125,7 +125,7 @@ class NpuFxCompiler:
             return dumping(gm, _next_name(), settings, find)
         aot_gm, gm = gm, own_copy(gm)
         return_views_of_arguments(gm)
-        mend(gm)
+        correct_fake_values(gm)
         join_views(gm)
         with stage("fx_passes"):
             optimize_fx(gm, example_inputs, self.config, settings, trace)

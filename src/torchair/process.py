@@ -1,5 +1,5 @@
-"""The process we run in: its interpreter, others that work with it, its processor and who else
-keeps that busy. Imports nothing of torchair.
+"""The process we run in: its interpreter, others that work with it, its processor and how busy
+that is. Imports nothing of torchair.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""GmRunner, what AOTAutograd calls: a graph with its profiler label and debug logs; and who looks
-on while graphs are compiled."""
+"""GmRunner, what AOTAutograd calls: a graph with its profiler label and debug logs; and
+observers of compilations."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _summary(x: Any) -> str:
 
 @dataclass(frozen=True)
 class Compilation:
-    """One graph that was compiled, for who looks on."""
+    """One graph that was compiled, for observers."""
 
     gm: fx.GraphModule  # as AOTAutograd made it
     inputs: Sequence[Any]  # that it was traced with
@@ -81,21 +81,21 @@ class Compilation:
     static: frozenset[int]  # arguments that are parameters
     phase: str  # "forward" or "backward"
     made: Callable[..., Any]  # what it was compiled to
-    runner: GmRunner  # what runs it: that, or somebody else who looks on
+    runner: GmRunner  # what runs it: the graph, or an observer around it
 
 
 Observer = Callable[[Compilation], GmRunner]
 """Is told of each graph that is compiled, and gives what runs."""
 
 
-class Onlookers:
-    """Those who look on while graphs are compiled."""
+class Observers:
+    """Observers of compilations."""
 
     def __init__(self) -> None:
         self._observers: list[tuple[Observer, bool]] = []  # and whether they want changes of passes
 
     def of(self, report_path: str | None) -> tuple[list[Observer], bool]:
-        """Who looks at a graph, and whether changes of passes are kept for them."""
+        """Observers of a graph, and whether changes of passes are kept for them."""
         found, keep = [o for o, _ in self._observers], any(wants for _, wants in self._observers)
         if report_path is None or reports.writer is None:
             return found, keep
@@ -103,7 +103,7 @@ class Onlookers:
 
     @contextmanager
     def observed(self, observer: Observer, changes: bool = False) -> Iterator[None]:
-        """Let somebody look on, and see the `changes` of passes."""
+        """Add an observer, which may see the `changes` of passes."""
         self._observers.append((observer, changes))
         try:
             yield
@@ -111,5 +111,5 @@ class Onlookers:
             self._observers.remove((observer, changes))
 
 
-onlookers = Onlookers()
-observed = onlookers.observed
+compile_observers = Observers()
+observed = compile_observers.observed

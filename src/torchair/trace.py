@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Reports:
-    """Who writes the report of a graph to a path: the package sets it, which knows all layers."""
+    """Writer of the report of a graph at a path; set by the package, which knows all layers."""
 
     writer: Callable[[str], Any] | None = None
 
@@ -82,8 +82,8 @@ class Trace:
     phase: str = "forward"
     directory: Path | None = None
     records: list[PassRecord] = field(default_factory=list)
-    most: int | None = None  # passes that may run, for who looks for the one that is wrong
-    changes: list[Change] | None = None  # what passes changed, if somebody wants to see it
+    most: int | None = None  # passes that may run, to bisect for the wrong one
+    changes: list[Change] | None = None  # what passes changed, if that is asked for
 
     def __post_init__(self) -> None:
         self._count = itertools.count()
@@ -101,8 +101,8 @@ class Trace:
         atomic_write(self.directory / self.phase / name, text.encode())
 
     def show_program(self, name: str, render: Callable[[], str]) -> None:
-        """A generated program for those who look: a file for nobody else to change, our log at
-        DEBUG, and `TORCH_LOGS=output_code`."""
+        """Show a generated program: in a file that only its owner may change, in our log at DEBUG,
+        and with `TORCH_LOGS=output_code`."""
         torchs = artifact_logger("torch.torchair", "output_code")
         logs = [log for log in (logger, torchs) if log.isEnabledFor(logging.DEBUG)]
         if not logs and not self.writes:

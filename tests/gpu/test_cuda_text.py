@@ -29,11 +29,14 @@ from cuda_tools import HOPPER, entry_of
 from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from native_check import capture
 from quantised import quantise
+from torchair.codegen import program
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.gemv import AnyForm, GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, describe, foreign, ptx
+from torchair.codegen.cuda.jobs import launches_of
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.cuda.run import entry_of as bundle_entry
+from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.cuda.tiles import Cut, default_tiles
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import (
@@ -45,7 +48,7 @@ from torchair.codegen.requests import (
     Weight,
     stored,
 )
-from torchair.codegen.sizes import Word
+from torchair.codegen.sizes import SizeArgument
 from torchair.codegen.target import Declined, Kernel, Launch
 from torchair.convert import GraphConverter
 from torchair.engine.inspect.dry_run import dry_run
@@ -148,8 +151,8 @@ MATMUL = MatMul("bf16", 1, 1, 64, 64, (64, 64, 1), (0, 1, 64))
         ({"dtype": "f64"}, "f64"),
         ({"batch": 2}, "batch of 2"),
         ({"m": 5}, "5 rows"),
-        ({"m": Word(9)}, "rows"),
-        ({"k": Word(9)}, "rows of"),
+        ({"m": SizeArgument(9)}, "rows"),
+        ({"k": SizeArgument(9)}, "rows of"),
         ({"k": 60}, "rows of 60"),
         ({"a": (64, 64, 2)}, "strides"),
         ({"b": (0, 64, 1)}, "a matrix with strides"),
@@ -311,8 +314,8 @@ ATTENTION = Attention(
     [
         ({"dtype": "f64"}, "f64"),
         ({"length": 5}, "5 queries"),
-        ({"length": Word(7)}, "queries"),
-        ({"heads": Word(7)}, "heads over 2"),
+        ({"length": SizeArgument(7)}, "queries"),
+        ({"heads": SizeArgument(7)}, "heads over 2"),
         ({"heads": 9}, "9 heads"),
         ({"width": 60}, "60"),
         ({"value_width": 512}, "512 features"),
@@ -329,8 +332,9 @@ def test_attention_that_is_not_served_is_declined(change: dict[str, object], rea
 
 
 @pytest.mark.parametrize("name", ("mlp", "llama", "quantised llama"))
-def test_launches_of_a_model(name: str) -> None:
-    """Norms are prologues, gated products pairs, and what is independent shares a launch."""
+def test_launches_of_a_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms are prologues, gated products pairs, and what is independent shares a launch. Where
+    buffers lie makes no difference."""
     config = dataclasses.replace(LLAMA["tiny grouped"], head_dim=64, dim=256, ffn=512)
     kinds = {"mlp": (Mlp, MLP["16 layers"]), "llama": (Llama, config)}
     model = build(*kinds[name.split()[-1]]).to(torch.bfloat16)
@@ -346,7 +350,7 @@ def test_launches_of_a_model(name: str) -> None:
         for value in node.outputs:
             value.device_type = "NPU"
     assigned = session.loaded.state.assigned
-    made = dry_run(session.graph, HOPPER, assigned, frozen=session.units.frozen)
+    made = dry_run(session.graph, HOPPER, assigned, frozen=session.current.units.frozen)
     assert not [s for s in made.plan.steps if s.native is None and s.kind != "view"]
     for launch in {e.name: b for b in made.launches for e in [bundle_entry(b, HOPPER)]}.values():
         assert ".local" not in made.ptx(launch)
@@ -358,6 +362,12 @@ def test_launches_of_a_model(name: str) -> None:
         assert len(made.launches) == 17
     else:  # norm with products, rope with a cache, the other cache, attention, output, gated, down
         assert len(made.launches) <= 3 + 7 * config.layers
+    placed = program.range_of
+    monkeypatch.setattr(
+        program, "range_of", lambda a: (a.slot, 0, 1) if a.kind == "arena" else placed(a)
+    )
+    apart = [b for _, part in launches_of(made.plan, CudaTarget(0, HOPPER).joined) for b in part]
+    assert str(dataclasses.replace(made, launches=apart)) == str(made)
 
 
 @pytest.mark.parametrize("kind", ("flash", "efficient", "cudnn"))

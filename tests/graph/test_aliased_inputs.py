@@ -181,3 +181,19 @@ def test_a_view_of_an_argument_that_is_updated_has_its_strides() -> None:
     other = x.clone()
     results, wanted = torch.compile(fn, backend="torchair", dynamic=True)(x), fn(other)
     assert torch.equal(x, other) and all(map(torch.equal, results, wanted))
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "npugraph_ex"])
+def test_results_may_be_written_to_while_gradients_are_recorded(mode: str) -> None:
+    """A view that was made without gradients cannot: no result is one that eager has not."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.zeros(4, 5), x[1:] * 1, torch.zeros(4, 5, dtype=torch.complex64), x.sum(0)
+
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    x = torch.randn(4, 5, requires_grad=True)
+    backend = torchair.get_npu_backend(compiler_config=config)
+    for result in torch.compile(fn, backend=backend)(x):
+        result[0] = x[0].sum()
+        assert result.requires_grad

@@ -36,7 +36,7 @@ from torchair.errors import (
     InputError,
     ScopeError,
 )
-from torchair.fx.tracing import mend
+from torchair.fx.tracing import correct_fake_values
 from torchair.ge.build import Data, builder
 from torchair.ge.graph import Graph, TensorSpec
 
@@ -127,7 +127,7 @@ def test_what_torch_traces_wrongly_is_mended():
             node.meta["val"] = meta[0], meta[1].float()
         elif node.op == "call_function" and isinstance(meta, torch.Tensor):
             node.meta["val"] = meta.float().contiguous()
-    mend(gm)
+    correct_fake_values(gm)
     results = gm.graph.output_node().args[0]
     for result, wanted in zip(results, fn(*args), strict=True):
         meta = result.meta["val"]

@@ -70,7 +70,7 @@ def test_a_walk_takes_settled_values_and_holds_nothing():
     gm = make_fx(fn)(torch.ones(2), torch.ones(2))
     walk = GraphWalk(gm)
     x, n = torch.ones(2), torch.full((2,), 5.0)
-    walk.settle([x, n])
+    walk.prepare([x, n])
     (constant,) = walk.constants()
     constant.fill_(10)
     total, product = walk([x, n])

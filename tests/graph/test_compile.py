@@ -484,7 +484,7 @@ def test_memory_is_told_and_handed_in():
             same(compiled(x), model(x))
             assert block.any() == bool(needed.feature_memory_size)
     # weights are frozen all the same
-    assert compiled.versions[0].session().frozen_tensors is not None
+    assert compiled.versions[0].session().current.frozen_tensors is not None
 
 
 def test_threads_share_a_compiled_model():

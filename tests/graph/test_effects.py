@@ -77,6 +77,7 @@ PROGRAMS = {
     "order against data": lambda x: in_order(ops.value(x.exp().sum(), 1), x),
     "order of kinds": lambda x: (ops.value(x.exp(), 1), ops.empty(x, 2), ops.value(x, 3))[::-1],
     "draws": lambda x: (ops.value(torch.rand(2) + x, 1), torch.rand(2))[::-1],
+    "draws that only give a shape": lambda x: (ops.value(x, 1), torch.rand_like(torch.rand(2) + x)),
 }
 
 

@@ -104,7 +104,7 @@ def test_a_graph_without_global_options_agrees_with_any():
 
 def test_statistics_of_fusion_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torchair.engine.session.graph.STATISTICS", FusionStatistics())
+    monkeypatch.setattr("torchair.engine.session.variant.STATISTICS", FusionStatistics())
     finishers = []
     exits = SimpleNamespace(register=lambda *given: finishers.append(given))
     monkeypatch.setattr("torchair.engine.inspect.dump.atexit", exits)

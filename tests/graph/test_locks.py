@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from llvmlite.binding import ffi
 from torch._dynamo import convert_frame
 
 from torchair import locks
+from torchair.codegen.target import KernelOrder
 from torchair.fx import tracing
 from torchair.garbage import no_garbage_collection
 
@@ -89,3 +91,27 @@ def test_what_other_threads_would_undo_is_undone_in_a_child() -> None:
         assert not gc.isenabled() and op.py_kernels != before
         assert succeeds_in_a_child(lambda: gc.isenabled() and op.py_kernels == before and undone())
     assert gc.isenabled() and op.py_kernels == before
+
+
+def test_code_is_generated_in_a_child_while_another_thread_generates() -> None:
+    """`functools.cached_property` would keep the child waiting, before Python 3.12."""
+    begun, leave = threading.Event(), threading.Event()
+
+    def wait() -> str:
+        begun.set()
+        leave.wait()
+        return "slow"
+
+    def order(generate: Callable[[], str]) -> Any:
+        target: Any = SimpleNamespace(generate=lambda *_: generate())
+        return KernelOrder(target, None, "kernel")  # type: ignore[arg-type]
+
+    slow, quick = order(wait), order(lambda: "quick")
+    thread = threading.Thread(target=lambda: slow.generated)
+    thread.start()
+    begun.wait()
+    try:
+        assert succeeds_in_a_child(lambda: quick.generated == "quick")
+    finally:
+        leave.set()
+        thread.join()

@@ -142,6 +142,27 @@ def test_an_epilogue_may_read_the_product_twice_through_a_view() -> None:
             torch.testing.assert_close(compiled(fn)(x), fn(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "view"),
+    (
+        ((1, 1, 5), (1, 5, 1), (1, 1)),
+        ((1, 3, 5), (1, 5, 4), (3, 4)),
+        ((2, 3, 5), (2, 5, 4), (2, 1, 3, 4)),
+        ((6, 5), (5, 4), (2, 3, 4)),
+    ),
+    ids=str,
+)
+def test_a_product_is_stored_beside_an_epilogue_of_another_rank(
+    a: tuple[int, ...], b: tuple[int, ...], view: tuple[int, ...]
+) -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = a @ b
+        return product.view(view).abs(), product
+
+    given = torch.randn(a), torch.randn(b)
+    torch.testing.assert_close(compiled(fn)(*given), fn(*given))
+
+
 @pytest.mark.parametrize("dims", ((), (1,), (6,), (5, 1), (5, 6)), ids=str)
 def test_a_bias_may_be_broadcast(dims: tuple[int, ...]) -> None:
     bias, a, b = torch.randn(dims), torch.randn(5, 4), torch.randn(4, 6)

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+import torchair
 from op_harness import TOLERANCE, check, convert
 from torchair.convert import GraphConverter
 from torchair.engine.optimize.passes import GraphState, apply_rules, remove_dead_code
@@ -136,6 +137,17 @@ def test_as_strided_counts_in_memory_and_not_in_dims():
     """An elementwise result keeps the layout of its transposed operand."""
     types = check_all(lambda x: aten.as_strided(x.t() * 2, [2, 3], [1, 2], 4), torch.randn(4, 6))
     assert "AsStrided" in types
+
+
+def test_as_strided_of_the_real_part_of_what_is_computed():
+    """It counts in pairs of numbers, as the memory of a complex tensor has them."""
+
+    def fn(x):
+        return (x * 1j + x).real.flatten()[:4].as_strided((2, 2), (2, 1)).clone()
+
+    x = torch.randn(4, 6)
+    call = torch.compile(fn, backend=torchair.get_npu_backend(), fullgraph=True)
+    assert torch.equal(call(x), fn(x))
 
 
 def test_updates_through_as_strided_of_a_part_are_refused():

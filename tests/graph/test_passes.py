@@ -259,6 +259,25 @@ def test_weight_transposes_of_quantised_products():
     assert moved.node.type == "Transpose" and moved.node.inputs["x"].node.type == "Bitcast"
 
 
+def test_a_name_of_a_weight_is_looked_through():
+    """Torch traces `view(dtype)` with a `detach`, an Identity between the Bitcast and a product."""
+    with Graph("g") as g:
+        x, w = data(0, (2, 4), I8), data(1, (3, 4), I8)
+        first, second = (
+            ge.Identity(ge.Bitcast(ge.Transpose(w, [1, 0]), type=I8)) for _ in range(2)
+        )
+        inputs = {"x1": x, "x2": first}
+        product = ge.custom_op("QuantBatchMatmulV4", inputs=inputs, outputs=["y"], node_name="v4")
+        inputs = {"x1": x, "x2": second}
+        other = ge.custom_op("QuantBatchMatmulV3", inputs=inputs, outputs=["y"], node_name="v3")
+        NetOutput([product, other])
+    move_transpose_into_mm(g, GraphState())
+    bitcast = g.node("v4").inputs["x2"].node.inputs["x"].node
+    assert g.node("v4").attr("transpose_x2") is True and bitcast.inputs["x"] is w
+    move_mm_weight_transpose_after_bitcast(g, GraphState())
+    assert g.node("v3").inputs["x2"].node.type == "Transpose"
+
+
 def test_debug_levels_print_graphs_and_steps(monkeypatch, capsys):
     torch._dynamo.reset()
     monkeypatch.setenv("TORCHAIR_DEBUG", "5")

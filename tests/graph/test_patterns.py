@@ -562,7 +562,7 @@ def kernels(configure):
         return torch.tanh(F.gelu(x @ w) * 2 + 1)
 
     fast = check(fn, randn(4, 8), randn(8, 8), configure=configure)
-    return [len(u.nodes) for u in fast.graphs[0].session.units.fusion.units]
+    return [len(u.nodes) for u in fast.graphs[0].session.current.units.fusion.units]
 
 
 def test_kernels_are_not_joined_where_the_user_says_so(tmp_path):

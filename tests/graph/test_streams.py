@@ -274,7 +274,9 @@ def _waits_without_reuse(session: TorchNpuGraph) -> dict[int, list[int]]:
     def where(allocation: Any) -> tuple[int, int, int]:
         return (allocation.slot, 0, 1) if allocation.kind == "arena" else range_of(allocation)
 
-    order = order_of(plan.steps, lambda slot: plan.places[slot][0], where, session.lanes)
+    order = order_of(
+        plan.steps, lambda slot: plan.places[slot][0], where, session.current.compiler.lanes
+    )
     return order.waits
 
 

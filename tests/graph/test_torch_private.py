@@ -228,7 +228,7 @@ def test_a_name_is_looked_up_once(monkeypatch):
     monkeypatch.setattr(Row, "value", lambda self: calls.append(self.path) or 7)
     monkeypatch.delitem(vars(dispatch), "parse_schema", raising=False)
     assert (dispatch.parse_schema, dispatch.parse_schema) == (7, 7) and len(calls) == 1
-    monkeypatch.delitem(vars(dispatch), "parse_schema")
+    del vars(dispatch)["parse_schema"]  # or others would get the 7
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         dispatch.nothing  # noqa: B018
 

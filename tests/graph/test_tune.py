@@ -202,7 +202,7 @@ def test_the_usual_kernel_stays_unless_another_is_faster_by_a_margin(
 
 @torch.no_grad()
 @pytest.mark.parametrize("verdicts", [[True], [False, True], [False, False]])
-def test_ways_stay_if_the_whole_graph_is_faster(
+def test_configs_stay_if_the_whole_graph_is_faster(
     tmp_path: Path, raced: list[str], monkeypatch: pytest.MonkeyPatch, verdicts: list[bool]
 ) -> None:
     model, x, asked = Small(), torch.randn(5, 48), list(verdicts)
@@ -365,11 +365,11 @@ def test_a_damaged_file_costs_its_contents_and_one_warning(
 
 
 @torch.no_grad()
-def test_a_way_that_no_generator_declares_is_not_taken(tmp_path: Path, raced: list[str]) -> None:
+def test_a_config_that_no_generator_declares_is_not_taken(tmp_path: Path, raced: list[str]) -> None:
     model, x = Small(), torch.randn(5, 48)
     called(model, x, config_for(tmp_path))
     with sqlite3.connect(tmp_path / NAME) as file:
-        file.execute("update tuned set way = 'tile=4000x4000'")
+        file.execute("update tuned set config = 'tile=4000x4000'")
     file.close()
     config = config_for(None, tuned_kernels=str(tmp_path / NAME))
     torch.testing.assert_close(called(model, x, config), model(x))
@@ -406,7 +406,7 @@ def test_cached_methods_know_the_contents_of_results(tmp_path: Path, raced: list
     called(model, x, config_for(tmp_path))
     first = _method(model, tmp_path).path
     with sqlite3.connect(tmp_path / NAME) as file:
-        file.execute("update tuned set way = 'form=panel tile=1x2'")
+        file.execute("update tuned set config = 'form=panel tile=1x2'")
     file.close()
     made = _method(model, tmp_path)
     assert made.path != first
@@ -448,7 +448,7 @@ def test_rows_that_are_no_results_are_damage(tmp_path: Path) -> None:
     path = tmp_path / NAME
     write(path, [TunedKernel("r", "m", tuned.version(), "", "tile=6x4", 1.0, 2.0)])
     with sqlite3.connect(path) as file:
-        file.execute("update tuned set way = 'import os'")
+        file.execute("update tuned set config = 'import os'")
     file.close()
     with pytest.raises(DamagedFile, match="name=value"):
         read(path)
@@ -497,7 +497,7 @@ def stage_of(
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 70, 200), (37, 50, 33), (130, 96, 64)])
-def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> None:
+def test_all_configs_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> None:
     spec = MatMul(dtype, 1, m, n, k, (0, k, 1), (0, 1, k), "nk")
     request = Product(spec, stored((1, m, n), (0, n, 1), dtype, 3))
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
@@ -520,7 +520,7 @@ def test_all_ways_of_a_product_are_right(dtype: str, m: int, n: int, k: int) -> 
     ("dtype", "bits", "group", "m"),
     [("bf16", 8, 256, 3), ("bf16", 4, 256, 8), ("f32", 8, 64, 8), ("i8", 8, 256, 7)],
 )
-def test_all_ways_of_a_product_of_integers_are_right(
+def test_all_configs_of_a_product_of_integers_are_right(
     dtype: str, bits: int, group: int, m: int
 ) -> None:
     n, k, end = 70, 256, 8 if bits == 4 else 128
@@ -557,11 +557,11 @@ def test_seven_products_keep_what_is_not_finite_in_its_row() -> None:
     operands = [(m, k), (n, k), "scratch", (m, n)]
     order, stage = stage_of(request, operands, {1: weight}, [3], torch.float32)
     configs = [
-        KernelConfig.read(f"form=seven {more}")
+        KernelConfig.read(f"form=strassen {more}")
         for more in ("", "tile=6x4", "tile=8x2", "panel=16384")
     ]
     found = tuner.KernelBenchmark(order, cpu(), stage, 2).enter(configs)
-    assert "seven" in cpu().choices(request)["form"] and len(found) == len(configs)
+    assert "strassen" in cpu().choices(request)["form"] and len(found) == len(configs)
     a = stage._allocations[0, 0][: m * k].view(m, k)
     for row, strange in ((None, 0.0), (3, float("nan")), (30, float("inf")), (7, 3e38)):
         if row is not None:
@@ -580,7 +580,7 @@ def test_seven_products_keep_what_is_not_finite_in_its_row() -> None:
     ("dtype", "channels", "side", "kernel", "stride"),
     [("f32", 32, 9, 3, 1), ("f32", 20, 11, 3, 2), ("bf16", 32, 9, 3, 1), ("f32", 3, 12, 5, 2)],
 )
-def test_all_ways_of_a_convolution_are_right(
+def test_all_configs_of_a_convolution_are_right(
     dtype: str, channels: int, side: int, kernel: int, stride: int
 ) -> None:
     kind, out, pad = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], 40, kernel // 2
@@ -630,7 +630,7 @@ def test_all_ways_of_a_convolution_are_right(
 @pytest.mark.parametrize(
     ("dtype", "length", "span"), [("f32", 1, 70), ("f32", 70, 70), ("bf16", 70, 70)]
 )
-def test_all_ways_of_attention_are_right(dtype: str, length: int, span: int) -> None:
+def test_all_configs_of_attention_are_right(dtype: str, length: int, span: int) -> None:
     kind, heads, width = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], 2, 32
     q, k = ((1, heads, n, width) for n in (length, span))
     of = {n: (heads * n * width, n * width, width, 1) for n in (length, span)}
@@ -676,7 +676,7 @@ def softmax_of(rows: int, columns: int) -> Loops:
     return Loops(Nest((rows, columns), (Store(Access(1, "f32", (columns, 1)), y),), frozenset([1])))
 
 
-def test_all_ways_of_loops_and_pools_are_right() -> None:
+def test_all_configs_of_loops_and_pools_are_right() -> None:
     image, few = (1, 9, 9, 70), (1, 4, 4, 70)
     strides = (81 * 70, 1, 9 * 70, 70), (16 * 70, 1, 4 * 70, 70)
     window = ((3, 3), (2, 2), (0, 0, 0, 0), (1, 1))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchair.codegen.cpu.attention.kernel import attention
 from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
 from torchair.codegen.requests import Attention
-from torchair.codegen.sizes import Size, Word
+from torchair.codegen.sizes import Size, SizeArgument
 from torchair.codegen.text.writer import Machine
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "bool"}
@@ -31,10 +31,10 @@ class Words:
 
     values: list[int] = field(default_factory=list)
 
-    def __call__(self, *sizes: int) -> tuple[Word, ...]:
+    def __call__(self, *sizes: int) -> tuple[SizeArgument, ...]:
         first = FIRST_WORD + len(self.values)
         self.values += sizes
-        return tuple(Word(first + i) for i in range(len(sizes)))
+        return tuple(SizeArgument(first + i) for i in range(len(sizes)))
 
 
 def spec_of(

@@ -17,14 +17,14 @@ from torchair.codegen.cpu.conv.winograd import patches
 from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
 from torchair.codegen.cpu.pool import pool
 from torchair.codegen.requests import Conv, Convolution, Pool, stored
-from torchair.codegen.sizes import Size, Word
+from torchair.codegen.sizes import Size, SizeArgument
 from torchair.codegen.target import Generated
 from torchair.codegen.text.writer import KernelWriter, Machine
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 TOLERANCE = {"f32": 2e-5, "bf16": 3e-2, "f16": 4e-3}
 NHWC, NCHW, MIXED = (0, 2, 3, 1), (0, 1, 2, 3), (1, 2, 0, 3)
-WORDS = [Word(index) for index in range(4, 20)]
+WORDS = [SizeArgument(index) for index in range(4, 20)]
 
 
 def narrower(bits: int) -> Machine:
@@ -127,7 +127,7 @@ CASES = {
 
 def plain(spec: Conv, dtype: str, out: Sequence[Size], machine: Machine) -> Generated:
     """The kernel that writes its results as they are to word 3."""
-    high, wide = spec.results or (Word(62), Word(63))
+    high, wide = spec.results or (SizeArgument(62), SizeArgument(63))
     axes = (spec.batch, spec.out_channels, high, wide)
     return convolution(Convolution(spec, stored(axes, tuple(out), dtype, 3)), machine, "conv")
 
@@ -396,7 +396,9 @@ def pooled(
     words = [x.data_ptr(), result.data_ptr()]
     if at_run_time:
         words += [size for size in sizes if isinstance(size, int)]
-        sizes = [size if k > 5 and size == 1 else Word(k + 2) for k, size in enumerate(sizes)]
+        sizes = [
+            size if k > 5 and size == 1 else SizeArgument(k + 2) for k, size in enumerate(sizes)
+        ]
     (top, left), (n, c, h, w, high, wide) = case.padding, sizes[:6]
     spec = Pool(
         kind,

@@ -12,7 +12,7 @@ from torchair.codegen.cpu.jit import host, run_kernel
 from torchair.codegen.cpu.matmul.kernel import B, choose, matmul, product
 from torchair.codegen.cpu.matmul.pack import PackPanels
 from torchair.codegen.requests import MatMul, Product, stored
-from torchair.codegen.sizes import Size, Word
+from torchair.codegen.sizes import Size, SizeArgument
 from torchair.codegen.target import Generated, Kernel
 from torchair.codegen.text.writer import KernelWriter, Machine
 from widths import LIBRARIES, MACHINES, ROUNDING, TYPES
@@ -62,7 +62,7 @@ class Arguments:
         if not self.symbolic:
             return value
         self.values.append(value)
-        return Word(FIRST_FREE_WORD + len(self.values) - 1)
+        return SizeArgument(FIRST_FREE_WORD + len(self.values) - 1)
 
     def strides(self, tensor: torch.Tensor, unit: int | None) -> tuple[Size, Size, Size]:
         """All but the stride that is known to be 1."""
@@ -275,8 +275,8 @@ def test_choice_of_form():
     assert form(1, 64, linear, constant="nk") == "dot"  # one row reads few weights as they are
     assert form(1, 768, linear) == form(64, 768, linear) == "dot"
     assert form(512, 64, linear) == form(512, 768, linear) == "copy"
-    assert form(Word(4), 768, linear) == "dot"
-    assert form(Word(4), 64, linear) is None
+    assert form(SizeArgument(4), 768, linear) == "dot"
+    assert form(SizeArgument(4), 64, linear) is None
     assert form(1, 768, plain) == form(512, 768, plain) == "direct"
     assert form(4, 768, plain, dtype="bf16") == "direct"
     assert form(64, 768, plain, dtype="bf16") == "copy"
@@ -295,7 +295,15 @@ def test_other_processors_get_plain_code(packed):
 
 def test_scratch_stays_small():
     for dtype in TYPES:
-        spec = MatMul(dtype, 1, Word(4), 50, Word(5), (0, Word(5), 1), (0, 1, Word(5)))
+        spec = MatMul(
+            dtype,
+            1,
+            SizeArgument(4),
+            50,
+            SizeArgument(5),
+            (0, SizeArgument(5), 1),
+            (0, 1, SizeArgument(5)),
+        )
         assert 0 < plain(spec, host(), (0, 50, 1)).scratch <= 256 * 1024
     spec = MatMul("f32", 1, 4, 64, 512, (0, 512, 1), (0, 1, 512))
     assert plain(spec, host(), (0, 64, 1)).scratch == 0
@@ -306,3 +314,16 @@ def test_same_product_same_kernel():
     one, two = (plain(spec, host(), (0, 64, 1), "product").kernel for _ in range(2))
     assert one == two
     assert re.fullmatch(r"product_[0-9a-f]{16}", one.entry)
+
+
+@pytest.mark.parametrize(("m", "lines"), [(1, 4), (3, 4), (4, 1)])
+def test_few_rows_fetch_every_line_of_a_panel_ahead(m, lines):
+    spec = MatMul("f32", 1, m, 1024, 512, (0, 512, 1), (0, 1, 512), "nk")
+    text = plain(spec, MACHINES[512], (0, 1024, 1)).kernel.text
+    assert text.count("call void @llvm.prefetch") == lines
+
+
+def test_rows_that_vary_fetch_as_few_rows_do():
+    spec = MatMul("f32", 1, SizeArgument(4), 1024, 512, (0, 512, 1), (0, 1, 512), "nk")
+    text = plain(spec, MACHINES[512], (0, 1024, 1)).kernel.text
+    assert text.count("call void @llvm.prefetch") == 1 + 4 + 4  # tiles of 4, 2 and 1 rows

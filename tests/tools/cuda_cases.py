@@ -28,7 +28,7 @@ from torchair.codegen.loops import (
     renumbered,
 )
 from torchair.codegen.requests import Attention, Joint, MatMul, Partner, Product, Weight
-from torchair.codegen.sizes import Word
+from torchair.codegen.sizes import SizeArgument
 from torchair.codegen.target import Kernel, Launch
 
 EXACT = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20}
@@ -138,7 +138,7 @@ class ProductCase:
     @property
     def matmul(self) -> MatMul:
         """What is asked for."""
-        m, n, k = self.m, Word(COUNT) if self.counted else self.n, self.k
+        m, n, k = self.m, SizeArgument(COUNT) if self.counted else self.n, self.k
         return MatMul(self.dtype, 1, m, n, k, (m * k, k, 1), (0, 1, k + self.padded), "nk")
 
     def generate(self, gpu: Gpu) -> tuple[Kernel, Launch]:
@@ -466,7 +466,7 @@ class AttentionCase:
             self.heads,
             self.kv_heads,
             self.length,
-            Word(6) if self.counted else self.span,
+            SizeArgument(6) if self.counted else self.span,
             self.width,
             self.value_width or self.width,
             q,

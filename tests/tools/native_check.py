@@ -265,7 +265,7 @@ class Captured:
     @property
     def natives(self) -> NativeUnits:
         """Its fused units."""
-        found = self.session.units
+        found = self.session.current.units
         assert found is not None
         return found
 

@@ -11,7 +11,7 @@ import numpy as np
 from torchair.codegen.cpu.jit import Library, host, run_kernel
 from torchair.codegen.cpu.nest import print_nest
 from torchair.codegen.loops import Access, Expr, Nest, Store, expressions, with_words
-from torchair.codegen.sizes import Size, Word
+from torchair.codegen.sizes import Size, SizeArgument
 from torchair.codegen.text.writer import Machine
 
 NUMPY: dict[str, Any] = {
@@ -193,7 +193,7 @@ def as_words(nest: Nest, operands: int, wordy: Callable[[int], bool]) -> tuple[N
     def word(n: int) -> Size:
         if n in (0, 1) or not wordy(n):
             return n
-        return Word(operands + words.setdefault(n, len(words)))
+        return SizeArgument(operands + words.setdefault(n, len(words)))
 
     return with_words(nest, word), list(words)  # type: ignore[arg-type]
 

@@ -27,7 +27,7 @@ from torchair.codegen.program import (
     TargetStep,
 )
 from torchair.codegen.requests import Loops, Product, Request
-from torchair.codegen.sizes import Word
+from torchair.codegen.sizes import SizeArgument
 from torchair.codegen.target import (
     DEFAULT_CONFIG,
     Anchor,
@@ -153,7 +153,7 @@ def interpret(request: Request, words: Sequence[int]) -> None:
     """Compute what a request asks for, given the words of its argument block."""
 
     def size(n: Any) -> int:
-        return words[n.index] if isinstance(n, Word) else n
+        return words[n.index] if isinstance(n, SizeArgument) else n
 
     if isinstance(request, Loops):
         for nest in (request.nest, *request.more):

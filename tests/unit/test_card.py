@@ -208,7 +208,7 @@ def test_a_right_card_is_right(dtype, mode, tmp_path):
     (report,) = judge_dump(graph, dumped(graph, tmp_path, torch.rand(4, 8).to(dtype), right, mode))
     judged = ["layer/product", "sum", "relu", "soft"]
     assert [v.node.name for v in report.verdicts] == judged[: 3 if mode == "input" else 4]
-    assert not report.wrong and not report.strangers
+    assert not report.wrong and not report.not_in_graph
 
 
 @pytest.mark.parametrize("name", ["layer/product", "sum", "relu", "soft"])
@@ -308,7 +308,7 @@ def test_results_of_fused_operators_are_those_of_their_origins(tmp_path):
 
     report = judged_small(tmp_path, fuse)
     assert [v.node.name for v in report.wrong] == ["relu"] and len(report.verdicts) == 4
-    assert [name.partition(".")[0] for name in report.strangers] == ["Cast"]
+    assert [name.partition(".")[0] for name in report.not_in_graph] == ["Cast"]
 
 
 def test_long_names_are_looked_up(tmp_path):

@@ -35,6 +35,7 @@ from torchair.configs.compiler_config import (
     warn_ineffective,
     warn_unsupported,
 )
+from torchair.configs.debug_sections import rank_directory
 from torchair.configs.options import (
     ALL_MODES,
     CAPTURE_MODES,
@@ -57,7 +58,6 @@ from torchair.configs.options import (
     read_path,
     write_path,
 )
-from torchair.configs.sections import rank_directory
 
 CODE_LINE = "ERR03005 GRAPH internal error"
 EFFECTS = ("works", "for `dynamo_export`", "no effect on this device: ")

@@ -457,3 +457,31 @@ def test_a_unit_of_many_reductions_is_lowered_from_a_deep_stack():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(from_depth(700).sum(-1), torch.ones(8))
+
+
+# ---- dims that only a run knows ----
+
+
+UNKNOWN_RANK = {
+    "rms norm": lambda x: ge.Mul(
+        x, ge.Rsqrt(ge.Add(ge.ReduceMean(ge.Mul(x, x), [-1], keep_dims=True), ge.Const(0.1)))
+    ),
+    "layer norm": lambda x: ge.RealDiv(
+        ge.Sub(x, ge.ReduceMean(x, [-1], keep_dims=True)),
+        ge.Sqrt(ge.Add(ge.ReduceMean(ge.Square(x), [-1], keep_dims=True), ge.Const(0.1))),
+    ),
+    "attention": lambda x: ge.BatchMatMul(
+        ge.SoftmaxV2(ge.BatchMatMul(x, x, adj_x2=True), axes=[-1]), x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_RANK)
+def test_patterns_leave_values_of_unknown_rank_alone(name):
+    with Graph("g", infer) as g:
+        x = Data(index=0, dtype=F)
+        NetOutput([ge.Add(ge.Mul(UNKNOWN_RANK[name](x), ge.Const(2.0)), ge.Const(1.0))])
+    given = torch.randn(2, 3, 3)
+    (wanted,) = interpret(g, [given])
+    (got,) = session(g).run([given])
+    torch.testing.assert_close(got, wanted)

@@ -11,7 +11,7 @@ from amx_machine import MACHINE, interpreted
 from torchair.codegen.cpu.jit import Library, assembly, host, run_kernel
 from torchair.codegen.cpu.matmul.kernel import product
 from torchair.codegen.requests import MatMul, Product, stored
-from torchair.codegen.sizes import Word
+from torchair.codegen.sizes import SizeArgument
 from torchair.codegen.target import Generated
 from torchair.codegen.text.writer import Machine
 
@@ -53,7 +53,7 @@ def check(
     """A product of bfloat16, compared with float64; its results."""
     a, b = operand(m, k), operand(n, k) if layout == "nk" else operand(k, n)
     strides = (0, 1, b.stride(0)) if layout == "nk" else (0, b.stride(0), 1)
-    rows = Word(4) if symbolic else m
+    rows = SizeArgument(4) if symbolic else m
     spec = MatMul(
         "bf16",
         1,
@@ -115,7 +115,7 @@ def test_rows_do_not_depend_on_those_beside_them():
         spec = MatMul(
             "bf16",
             1,
-            Word(4),
+            SizeArgument(4),
             70,
             256,
             (0, a.stride(0), 1),
@@ -123,7 +123,7 @@ def test_rows_do_not_depend_on_those_beside_them():
             "nk",
             batch_invariant=True,
         )
-        end = stored((1, Word(4), 70), (0, 70, 1), "f32", 3, "f32")
+        end = stored((1, SizeArgument(4), 70), (0, 70, 1), "f32", 3, "f32")
         made, out = product(Product(spec, end), WIDE, "amx"), torch.zeros(rows, 70)
         launched(made, [a, made.pack[1](b), out], [rows], 1)
         assert torch.equal(out, whole[:rows])

@@ -45,7 +45,7 @@ from torchair.codegen.loops import (
     size,
 )
 from torchair.codegen.pieces import pieces
-from torchair.codegen.sizes import GuardSet, Word
+from torchair.codegen.sizes import GuardSet, SizeArgument
 from torchair.codegen.text.memory import masked_load
 from torchair.codegen.text.point import emit_point
 from torchair.codegen.text.writer import KernelWriter, Machine
@@ -139,9 +139,9 @@ def test_places_that_depend_on_data_print_as_they_are() -> None:
     here = load(Access(1, "i64", (1, 0)))
     inside = op("and", op("ge", here, const(0, "i64")), op("lt", here, size(9)))
     row = op("mul", here, size(6))
-    x = load(Access(0, "bf16", (0, 1), Word(64), row, inside))
+    x = load(Access(0, "bf16", (0, 1), SizeArgument(64), row, inside))
     y = op("where", inside, x, const(float("inf"), "f32"))
-    nest = Nest((Word(65), 6), (Store(Access(2, "bf16", (6, 1)), cast(y, "f32")),))
+    nest = Nest((SizeArgument(65), 6), (Store(Access(2, "bf16", (6, 1)), cast(y, "f32")),))
     assert (
         str(nest)
         == """\

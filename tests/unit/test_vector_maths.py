@@ -15,7 +15,7 @@ import torch
 from maths_cases import BINARY, UNARY, Array
 from torchair.codegen import loops
 from torchair.codegen.cpu.jit import Library, host, module_text, run_kernel
-from torchair.codegen.sizes import Word
+from torchair.codegen.sizes import SizeArgument
 from torchair.codegen.target import Kernel
 from torchair.codegen.text import maths
 from torchair.codegen.text.writer import KernelWriter, Machine
@@ -47,7 +47,7 @@ def loop_kernel(
     w = KernelWriter(machine)
     kind, lanes = ELEMENTS[element][0], lanes or w.lanes
     out, *arrays = [w.pointer(i) for i in range(count + 1)]
-    with w.loop("0", w.size(Word(count + 1)), lanes) as loop:
+    with w.loop("0", w.size(SizeArgument(count + 1)), lanes) as loop:
         vector = f"<{lanes} x {kind}>"
         places = [w.offset(array, kind, loop.index) for array in arrays]
         args = [w(f"load {vector}, ptr {place}, align 4") for place in places]

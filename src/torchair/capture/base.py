@@ -3,10 +3,10 @@
 A `Substrate` captures a graph for one graph key into a `Recording`: a device graph bound to the
 memory of a pool. Keys, limits and recapture are not its business; see `graph.py`.
 
-By default a result belongs to whoever gets it: it is copied out of the pool, so the next replay
-changes nothing that somebody holds. With `share_results` it stays there. While an FX graph has one
+By default a result belongs to the caller: it is copied out of the pool, so the next replay
+changes nothing that is still held. With `share_results` it stays there. While an FX graph has one
 captured graph then, or its keys do not share memory, the very same tensors are returned by every
-call. With several keys over shared memory nobody holds results but the user: those still alive are
+call. With several keys over shared memory only the user holds results: those still alive are
 returned again, others are made anew over the same memory.
 """
 

@@ -1,6 +1,6 @@
 """Capture on the CPU: a call runs the plan that was made for its key, and results are the caller's.
 
-A user input is read where it is, which nobody can tell from a private copy: a replay ends before
+A user input is read where it is, which has the same effect as a private copy: a replay ends before
 the call returns. With `share_results` a plan is bound to fixed memory instead, see `fixed.py`.
 """
 
@@ -329,7 +329,7 @@ class CapturePool:
         return self._shared[-1]
 
     def clear(self) -> None:
-        """Forget shared blocks; those that somebody uses live on until then."""
+        """Forget shared blocks; those in use live on until they are freed."""
         self._shared.clear()
 
 

@@ -4,8 +4,8 @@ a replay is one launch. Nothing here waits for the device once a graph is captur
 Memory. A recording takes all its memory from a pool, which an empty device graph keeps alive. When
 keys share memory nothing of a finished recording stays allocated there, so the next one starts from
 the same empty pool and takes the same blocks. Its results are storage objects over raw addresses.
-Each holds on to the pool: a result that somebody keeps is overwritten by the next replay of another
-key, but its memory never goes to anybody else. When keys do not share, results stay allocated.
+Each holds on to the pool: a result that the user keeps is overwritten by the next replay of another
+key, but its memory is never used for anything else. When keys do not share, results stay allocated.
 
 Private copies of inputs are in the same pool, stay allocated and are shared by all its keys. So a
 result of one call can be an input of the next, whatever the key: copying one input never overwrites
@@ -92,7 +92,7 @@ def capture_stream(module: Any, device: torch.device) -> Any:
 
 
 class PoolOwner:
-    """A pool, as long as somebody uses what is in it."""
+    """A pool, as long as its memory is used."""
 
     def __init__(
         self, accelerator: Accelerator, device: torch.device, stream: Any, handle: Handle | None
@@ -203,7 +203,7 @@ class DeviceSubstrate(base.Substrate):
         quiet = no_garbage_collection()
         with _captures, quiet, self._module.device(self._device), torch.no_grad(), generators:
             try:
-                walk.settle(request.args)
+                walk.prepare(request.args)
                 if not hasattr(self._rehearsed, "by"):
                     self._rehearse(walk, request)
                     self._rehearsed.by = request.name
@@ -288,7 +288,7 @@ class DeviceSubstrate(base.Substrate):
         self._module.synchronize(self._device)
 
     def trim(self) -> None:
-        self.pool = None  # results that somebody holds keep theirs
+        self.pool = None  # results that are still held keep theirs
         gc.collect()
         self._module.empty_cache()
 
@@ -460,7 +460,7 @@ class DeviceRecording(base.PooledRecording):
 
     def feed(self, args: Sequence[Any]) -> None:
         self._enter()
-        if torch.is_grad_enabled():  # copies are not part of anybody's backward
+        if torch.is_grad_enabled():  # copies are not part of a backward graph
             with torch.no_grad():
                 return self._bring(args)
         self._bring(args)

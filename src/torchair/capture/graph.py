@@ -283,7 +283,7 @@ class AclGraph:
         self._started = True
 
     def _warm_up(self, args: Sequence[Any]) -> None:
-        """Runs that nobody can tell: on copies of the arguments, with random numbers put back."""
+        """Runs without effects: on copies of the arguments, with random numbers put back."""
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         device = next((t.device for t in tensors if t.device.type != "cpu"), None)
         kind, numbers = ("cuda", []) if device is None else (device.type, [device.index or 0])
@@ -358,7 +358,7 @@ class AclGraph:
             )
 
     def _make_room(self, old: GraphMeta | None) -> bool:
-        """At the limit: forget what was used least recently, or run eagerly for ever."""
+        """At the limit: forget what was used least recently, or run eagerly from now on."""
         if self.options.evict:
             if old is None:
                 self._drop(next(iter(self.captured.values())))

@@ -37,7 +37,7 @@ from torchair.torch_private.tensors import internal_overlap, storage_use_count
 ReplayStep = Callable[[], Any]
 _ATEN = torch.ops.aten
 
-# Results whose contents nobody may rely on: their memory is all that is needed.
+# Results whose contents are undefined: their memory is all that is needed.
 _UNSET = frozenset(
     {
         "aten::empty",

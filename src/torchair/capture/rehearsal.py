@@ -47,8 +47,8 @@ class Refusal(Exception):
 class GraphWalk:
     """A graph as a function that knows at which of its nodes it is.
 
-    What a graph computes on the host from constants and sizes alone is computed aside, by `settle`:
-    a recording holds what happens on the device, so for a recording those values are constants.
+    `prepare` computes what a graph computes on the host from constants and sizes alone: a recording
+    holds what happens on the device, so for a recording those values are constants.
     """
 
     def __init__(self, forward: Forward) -> None:
@@ -57,18 +57,18 @@ class GraphWalk:
         self.node: fx.Node | None = None  # where it is, or was last
         self._steps = None if self.graph is None else NodeByNode(self.graph, self)
         self._host = () if self.graph is None else tuple(host_nodes(self.graph.graph))
-        self._settled: dict[fx.Node, Any] = {}
+        self._prepared: dict[fx.Node, Any] = {}
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         with scopes_closed():
             if self._steps is None:
                 return self._forward(*args)
             try:
-                return self._steps.run(*args, initial_env=dict(self._settled))
+                return self._steps.run(*args, initial_env=dict(self._prepared))
             finally:
                 self._steps.forget()
 
-    def settle(self, args: Sequence[Any]) -> None:
+    def prepare(self, args: Sequence[Any]) -> None:
         """Compute the host part for the numbers among the arguments."""
         if self._steps is None or not self._host:
             return
@@ -78,15 +78,15 @@ class GraphWalk:
         steps.env = dict(zip(placeholders, args, strict=True))
         for node in self._host:
             steps.env[node] = steps.run_node(node)
-        self._settled = {node: steps.env[node] for node in self._host}
+        self._prepared = {node: steps.env[node] for node in self._host}
         steps.forget()
 
     def constants(self) -> list[torch.Tensor]:
-        """Tensors that the graph holds, or that were settled for it."""
+        """Tensors that the graph holds, or that were prepared for it."""
         if self.graph is None:
             return []
         names = [str(n.target) for n in self.graph.graph.find_nodes(op="get_attr")]
-        values = [*(attrgetter(name)(self.graph) for name in names), *self._settled.values()]
+        values = [*(attrgetter(name)(self.graph) for name in names), *self._prepared.values()]
         return [v for v in values if isinstance(v, torch.Tensor)]
 
     def error(self, name: str, cause: Exception) -> CaptureError:
@@ -194,13 +194,13 @@ def _is_written(node: fx.Node) -> bool:
 
 class Rehearsal(TorchDispatchMode):
     """Runs operators eagerly, refuses those that a recording cannot hold, and keeps what arguments
-    held before the graph updated them, so that nobody can tell that it ran."""
+    held before the graph updated them, so that its run leaves no effect."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nobody traces it: a start from a cache need not import Dynamo to say so
+        return False  # not traced: a start from a cache need not import Dynamo for that answer
 
     def __init__(self, args: Sequence[Any]) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class EngineWalk:
         self._constants = [*program.plan.constants.values(), *packed]
         return results
 
-    def settle(self, args: Sequence[Any]) -> None:
+    def prepare(self, args: Sequence[Any]) -> None:
         """Make the plan: it holds what the host computes, and planning is no part of a run."""
         self._graph.prepare(args)
 
@@ -323,7 +323,7 @@ class EngineWalk:
         return self._graph.updated
 
     def constants(self) -> list[torch.Tensor]:
-        """Tensors that the program reads and that nobody else has to keep."""
+        """Tensors that the program reads and that only it keeps alive."""
         return [*self._constants, *(x.faults for x in self._launches)]
 
     def checks(self) -> list[Callable[[Sequence[Any]], None]]:

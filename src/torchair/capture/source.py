@@ -1,4 +1,4 @@
-"""A captured FX graph as a program that anyone can read and run. The text is written for people and
+"""A captured FX graph as a readable program that runs. The text is written for people and
 debuggers; the product never executes it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that look on while a program of the user runs: they load AOTAutograd before it does."""
+"""Commands that observe a program of the user: they load AOTAutograd before it does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def report(options: argparse.Namespace) -> int:
 def _run_observed(
     options: argparse.Namespace, looking: AbstractContextManager[None], finish: Callable[[], None]
 ) -> None:
-    """Run a program while somebody looks on, and `finish` even if it fails; leave as it does."""
+    """Run a program under observation, and `finish` even if it fails; leave as it does."""
     code: Any = 0
     try:
         with looking:

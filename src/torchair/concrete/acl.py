@@ -136,7 +136,7 @@ class AclConcreteGraph(ConcreteGraph):
         return super().replaced or type(self).compile is not _COMPILE
 
     def entry(self, args: Sequence[Any]) -> Any:
-        """Run it; `compile` first where somebody has put another one in place."""
+        """Run it; `compile` first where a user has replaced it."""
         if type(self).compile is not _COMPILE:
             self.compile(*args)
         return super().entry(args)

@@ -64,7 +64,7 @@ class ConcreteGraph(GmRunner, abc.ABC):
 
     @property
     def replaced(self) -> bool:
-        """Whether somebody has put a method of his own in the place of one that calls go through:
+        """Whether a user has put a method in the place of one that calls go through:
         then a `GmRunner` goes through `entry`."""
         return type(self).__call__ is not GmRunner.__call__
 

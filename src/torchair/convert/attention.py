@@ -57,7 +57,7 @@ def fused_attention(
         raise Decline("what its backward needs is read, too")
     _no_dropout(dropout_p, scale)
     out, _ = _attention(query, key, value, attn_bias, is_causal, scale, views)
-    return [out, *(None if m is None else 0 for m in meta_outputs[1:])]  # which nobody reads
+    return [out, *(None if m is None else 0 for m in meta_outputs[1:])]  # which nothing reads
 
 
 def _no_dropout(dropout_p: float, scale: Any) -> None:

@@ -106,7 +106,7 @@ class GraphConverter:
         self._texts: set[str] = set()
         self._arg_of: dict[fx.Node, int] = {}
         self._fake_mode: Any = None
-        self._bases = bases(gm)  # nodes whose dims nobody guards
+        self._bases = bases(gm)  # nodes whose dims are not guarded
         self._last_effect: Node | None = None  # of those that torch orders by tokens
         self._pending: dict[fx.Node, Value] = {}  # arguments that are not as they lie in memory
 
@@ -181,7 +181,7 @@ class GraphConverter:
         return made.outputs[0]
 
     def _dims(self, node: fx.Node, meta: torch.Tensor) -> tuple[Any, ...]:
-        """Dims of a tensor as tracing saw them, or as they come where nobody guards them."""
+        """Dims of a tensor as tracing saw them, or as they come where they are not guarded."""
         base = self._bases.get(node)
         if base is None:
             return tuple(from_torch(d) for d in meta.shape)
@@ -420,8 +420,8 @@ class GraphConverter:
         return [NO_TOKEN, *results]
 
     def _begins_anywhere(self, node: fx.Node) -> bool:
-        """Whether a node reads memory of an argument by `as_strided`. Nobody guards where arguments
-        begin, but for those that are memory alone."""
+        """Whether a node reads memory of an argument by `as_strided`. Where arguments begin is not
+        guarded, but for those that are memory alone."""
         if node.target is not aten.as_strided.default:
             return False
         owner = creator(node.args[0], self._meta_of)  # type: ignore[arg-type]
@@ -435,7 +435,7 @@ class GraphConverter:
         size, stride = (list(fx.map_arg(a, value)) for a in node.args[1:3])  # type: ignore[arg-type]
         read_from = self._pending.get(owner) or value(owner)
         given = [read_from, size, stride, fx.map_arg(offset, value)]
-        if after != 0:  # nobody knows yet where that is: the second of two windows
+        if after != 0:  # where that is depends on the first of two windows
             given[1:3] = [2, *size], [number(after), *stride]
         (read,) = torch_call(node.target, given, {}, 1, {}).outputs
         if after == 0:
@@ -546,7 +546,7 @@ def _mutates(target: Any) -> bool:
 
 
 def _reads(node: fx.Node) -> set[Any]:
-    """The numbers of the results of a node that somebody reads; None among them stands for all."""
+    """The numbers of the results of a node that are read; None among them stands for all."""
     taken = (u.args[1] if u.target is operator.getitem else None for u in node.users if u.users)
     return set(taken)
 

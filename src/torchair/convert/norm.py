@@ -135,7 +135,7 @@ def batch_norm_inference(
         for p, value in ((weight, 1.0), (bias, 0.0))
     )
     dtype, saves = meta_outputs[1].dtype, meta_outputs[1].shape != (0,)
-    saved = [running_mean, running_var]  # for nobody, of the dims that tracing saw
+    saved = [running_mean, running_var]  # unread, of the dims that tracing saw
     if not saves or (not reads & {1, 2, None} and running_mean.dtype == dtype):
         empty = ge.Fill([0], ge.Cast(0.0, dst_type=dtype))
         saved = saved if saves else [empty, empty]

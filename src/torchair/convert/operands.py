@@ -107,13 +107,13 @@ def wanted(results: Sequence[Value], traced: Sequence[Any]) -> list[Value | None
 
 
 def keep_alive() -> Node:
-    """Let the newest node of the graph run even if nobody reads it."""
+    """Let the newest node of the graph run even if nothing reads it."""
     graph = get_default_ge_graph()
     graph.keep_alive.append(graph.nodes[-1])
     return graph.nodes[-1]
 
 
 def keep_node_alive(value: Value) -> Value:
-    """A value whose node runs even if nobody reads it."""
+    """A value whose node runs even if nothing reads it."""
     get_default_ge_graph().keep_alive.append(value.node)
     return value

@@ -24,7 +24,7 @@ class Decline(Exception):
 ASKED = frozenset({"meta_outputs", "meta_inputs", "meta_keywords", "views", "reads"})
 """What a converter gets if it has such a parameter: what tracing saw of the results, the fake
 arguments with their strides, those given by name, the folder that makes pending views (which it
-then takes as well), and the numbers of the results that somebody reads."""
+then takes as well), and the numbers of the results that are read."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class RegisteredConverter:
 
 
 def _show_on(target: Any) -> None:
-    """Let a torch operator show its converter, unless somebody has put one there."""
+    """Let a torch operator show its converter, unless a user has put one there."""
     if isinstance(target, _Overload) and not hasattr(target, "_ge_converter"):
         setattr(target, "_ge_converter", RegisteredConverter(target))  # noqa: B010
 
@@ -188,7 +188,7 @@ def _by_parameters(fn: Callable[..., Any], target: Any, filled: bool) -> Callabl
 
 
 def find(target: Any) -> Registration | None:
-    """The converter of an FX target. One that somebody has put on the operator itself, as
+    """The converter of an FX target. One that a user has put on the operator itself, as
     `_ge_converter`, wins over all that are registered."""
     put = getattr(target, "__dict__", {}).get("_ge_converter")
     if put is not None and not getattr(put, "is_registered", False):

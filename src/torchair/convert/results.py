@@ -146,8 +146,10 @@ def join_views(gm: fx.GraphModule) -> None:
 def _read_where_computed(node: fx.Node) -> None:
     source: Any = node.args[0]
     owner, whole = creator(source, lambda n: n.meta.get("val")), source.meta["val"]
-    made = owner.meta["val"]
-    if owner is source or owner.op == "placeholder" or made.dtype != whole.dtype:
+    if owner.op == "placeholder":
+        return
+    owner = _first_of_type(source, owner, whole.dtype)
+    if owner is source:
         return
     offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
     if offset is None:
@@ -155,6 +157,17 @@ def _read_where_computed(node: fx.Node) -> None:
             offset = node.graph.call_function(aten.sym_storage_offset.default, (source,))
         offset.meta["val"] = whole.storage_offset()
     node.args, node.kwargs = (owner, *node.args[1:3], offset), {}
+
+
+def _first_of_type(view: fx.Node, owner: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """Of a tensor and the views that lead from it to another one, the first with elements of a
+    type: those of a complex tensor are counted as pairs in its `view_as_real`."""
+    first, node = view, view
+    while node is not owner:
+        node = node.args[0]  # type: ignore[assignment]
+        made = node.meta.get("val")
+        first = node if isinstance(made, torch.Tensor) and made.dtype == dtype else first
+    return first
 
 
 def return_views_of_arguments(gm: fx.GraphModule) -> None:
@@ -225,7 +238,7 @@ def is_view(target: Any) -> bool:
 def bases(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
     """Arguments that are read and written by their memory alone, and nodes that are such an
     argument updated, each with the argument. AOTAutograd makes them where arguments share memory
-    and are updated; nobody guards their dims."""
+    and are updated; their dims are not guarded."""
     found: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
         if node.op == "placeholder" and _is_plain(node):

@@ -145,12 +145,12 @@ class CachedCall(CompiledModel):
         return super().add(args, kwargs)
 
     def trace(self, shape: CallShape) -> Any:
-        traced, homes = super().trace(shape)
+        traced, refs = super().trace(shape)
         if self._keeps:
             from torchair.deploy import storing
 
             try:
-                known = storing.stored(traced, homes, shape, roots_of(self.model))
+                known = storing.stored(traced, refs, shape, roots_of(self.model))
                 made = stored.Artifact(
                     name=f"{self._name}{inspect.signature(self.model)}",
                     date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -164,7 +164,7 @@ class CachedCall(CompiledModel):
             except stored.NotStored as e:
                 self._keeps = False
                 self._not_cached(e)
-        return traced, homes
+        return traced, refs
 
     def _save(self) -> None:
         from torchair.deploy import storing

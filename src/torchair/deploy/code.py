@@ -55,8 +55,8 @@ def code_for(
     key: FilePath | None = None,
     processor: str | None = None,
 ) -> PackagedTarget | None:
-    """The code of a file for the processor of this machine, None where it has none, or where nobody
-    vouches for it. A GPU is given the PTX for it."""
+    """The code of a file for the processor of this machine, None where it has none, or where it
+    is not trusted. A GPU is given the PTX for it."""
     if key is not None and not is_signed(path, key_in(key)):
         raise SerializationError(
             "the file was not signed with this key, or has been changed since", file=path

@@ -155,13 +155,13 @@ class Version:
         count, tensors = len(self.state.tensors), self._traced.tensors
         positions = [tensors[a - count] if a >= count else -1 for a in graph.taken]
         program, frozen_tensors = found
-        gate = program.gate(
+        enter = program.guarded_entry(
             inputs, positions, self._guards.records(flat), self.state.entries(), frozen_tensors
         )
-        if gate is None or any(program.results[i] >= 0 for i in graph.order):
+        if enter is None or any(program.results[i] >= 0 for i in graph.order):
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
-        made = _direct(program, gate, [fresh.index(i) for i in graph.order], self._finish, slowly)
+        made = _direct(program, enter, [fresh.index(i) for i in graph.order], self._finish, slowly)
         self._patience = _PATIENCE
         if self._traced.written and tensors:
             made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
@@ -171,7 +171,7 @@ class Version:
 
 def _direct(
     program: DirectProgram,
-    gate: Callable[..., Any],
+    enter: Callable[..., Any],
     order: Sequence[int],
     finish: Callable[[Sequence[Any]], Any],
     slowly: Callable[..., Any],
@@ -191,7 +191,7 @@ def _direct(
             if kwargs or is_profiling():
                 return slowly(*args, **kwargs)
             made = make()
-            done = gate(*args, made)
+            done = enter(*args, made)
             return made if done else otherwise(done, args, kwargs)
 
         return call
@@ -201,7 +201,7 @@ def _direct(
         if kwargs or is_profiling():
             return slowly(*args, **kwargs)
         made = [make() for make in makers]
-        done = gate(*args, *made)
+        done = enter(*args, *made)
         if not done:
             return otherwise(done, args, kwargs)
         return finish(made if in_order else [made[k] for k in order])
@@ -366,7 +366,7 @@ class CompiledModel:
             self.from_two,
         )
         for k in traced.unread:
-            if all(h.loose for h in refs[k]):  # nobody need look at it any more
+            if all(h.loose for h in refs[k]):  # no need to check it any more
                 refs[k] = [TensorRef.nowhere()]
         return traced, refs
 

@@ -86,7 +86,7 @@ def dynamo_export(
         return
     except dynamo.BackendCompilerFailed as failed:
         if isinstance(failed.inner_exception, TorchairError):
-            raise failed.inner_exception from failed  # what Dynamo adds helps nobody here
+            raise failed.inner_exception from failed  # what Dynamo adds does not help here
         raise
     finally:
         dynamo.reset()
@@ -95,7 +95,7 @@ def dynamo_export(
 
 def _copied(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, Any, bool]:
     """Model and arguments as objects of our own, with the tensors of the user: what the model does
-    to objects beside its graph, nobody sees. The originals, where they cannot be copied."""
+    to objects beside its graph, is not seen. The originals, where they cannot be copied."""
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, kwargs))]
     memo: dict[int, Any] = {id(t): t for t in tensors if isinstance(t, torch.Tensor)}
     try:
@@ -387,7 +387,7 @@ def groups_of(graph: Graph) -> dict[str, list[int]]:
 
 
 def model_relation(name: str, groups: dict[str, list[int]], world: int) -> dict[str, Any]:
-    """`model_relation_config.json`: which model runs where, and who talks to whom."""
+    """`model_relation_config.json`: which model runs where, and which ranks communicate."""
     models = [f"{name}{rank}" for rank in range(world)]
     everybody = list(range(world))
     return {

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _UNBOUNDED = 2**31
-"""Sizes from here on are no bound that anybody has set."""
+"""Sizes from here on are no bound that the user has set."""
 
 CallArguments = tuple[Sequence[Any], dict[str, Any]]
 

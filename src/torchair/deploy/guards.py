@@ -110,7 +110,7 @@ class Condition:
         return stack[0]
 
 
-_GATES = 16  # sets of sizes that are compared natively
+_MOST_CHECKS = 16  # sets of sizes that are compared natively
 
 GuardValue = bool | int | float | str | None
 
@@ -230,21 +230,21 @@ class Guards:
         for c in self.conditions:
             if not c.names <= named:
                 raise ValueError(f"a condition names sizes that no argument has: {c.text}")
-        self._gates: list[Callable[..., bool | None]] = []
+        self._checks: list[Callable[..., bool | None]] = []
 
     def check(self, args: Sequence[Any]) -> bool:
         """Whether the arguments are as expected."""
-        gates = self._gates
-        for k, gate in enumerate(gates):
-            if gate(*args):
+        checks = self._checks
+        for k, check in enumerate(checks):
+            if check(*args):
                 if k:
-                    gates.insert(0, gates.pop(k))
+                    checks.insert(0, checks.pop(k))
                 return True
         if self.mismatch(args) is not None:
             return False
         made = argument_guard(len(self.specs), self.records(args))
         if made is not None:
-            self._gates = [made, *gates][:_GATES]
+            self._checks = [made, *checks][:_MOST_CHECKS]
         return True
 
     def records(self, args: Sequence[Any]) -> list[TensorLike | Same]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torchair.deploy.exported import CompiledProgram
 
 _ARCHIVE = b"PK\x03\x04"  # first bytes of a zip archive
-_LARGE = 4096  # constants of so many bytes are weights, whoever wrote the file
+_LARGE = 4096  # constants of so many bytes are weights, in files of other programs too
 _FORBIDDEN = ("aten::from_file",)  # torch operators that reach beyond their arguments
 
 

@@ -245,7 +245,7 @@ class ReadyCall:
 
 
 def _unwatched() -> bool:
-    """Whether nobody wants to see more of a graph than its results."""
+    """Whether only the results of a graph are asked for."""
     flags = Flags.read()
     verbose = flags.debug or flags.dump or flags.timeline or logger.isEnabledFor(EVENT_LEVEL)
     return flags.native and not verbose and not poisoning()

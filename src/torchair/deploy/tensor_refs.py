@@ -178,7 +178,7 @@ def _is_plain(t: torch.Tensor) -> bool:
 
 
 def _may_hold(value: Any) -> bool:
-    """Whether tensors may be in a value: a container, or an object of a class of somebody's own."""
+    """Whether tensors may be in a value: a container, or an object of a class of the user."""
     if isinstance(value, (list, tuple, dict)):
         return bool(value)
     known = type(value).__module__.partition(".")[0] in ("builtins", "torch", "torchair")

@@ -1,4 +1,4 @@
-"""`torchair.weights_changed`: writes to packed weights that nobody counts."""
+"""`torchair.weights_changed`: writes to packed weights that torch does not count."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def engine_call(compilation: Compilation) -> GraphCall | None:
 
 
 class Collector:
-    """Everything about the graphs that are compiled while it looks on."""
+    """Everything about the graphs that are compiled meanwhile."""
 
     def __init__(self) -> None:
         utils = dynamo.utils

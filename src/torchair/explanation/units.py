@@ -211,7 +211,7 @@ def _copies_at_the_end(plan: Plan) -> list[UnitRow]:
     """Results and arguments that are copied after all steps."""
     why = "its memory is not its own, and results belong to the caller"
     copies = [(f"result {k}", o.slot, why) for k, o in enumerate(plan.outputs) if o.always_copy]
-    why = "it is updated when everybody has read it"
+    why = "it is updated after all reads of it"
     copies += [(f"input {w.input_slot}", w.input_slot, why) for w in plan.write_backs]
     return [
         UnitRow(name, "copy", why, 2 * plan.place(slot)[0].size, 0, 0.0, "")

@@ -18,8 +18,8 @@ from torch import fx
 from torch.fx.node import has_side_effect
 
 from torchair.configs.compiler_config import Settings
+from torchair.configs.debug_sections import rank_directory
 from torchair.configs.options import NPUGRAPH_EX
-from torchair.configs.sections import rank_directory
 from torchair.log import logger
 from torchair.store import DIRECTORY_MODE, atomic_write, npy_bytes
 from torchair.torch_private.dispatch import OpOverload

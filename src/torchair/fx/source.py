@@ -34,7 +34,7 @@ def source_line(node: fx.Node) -> str:
     return without_marks(last_frame(node) or "")
 
 
-_OURS = tuple(f'"{Path(__file__).parents[1] / room}' for room in ("ops", "scope"))
+_OURS = tuple(f'"{Path(__file__).parents[1] / package}' for package in ("ops", "scope"))
 
 
 def origin_of(node: fx.Node) -> Origin | None:

@@ -352,7 +352,7 @@ def _warn_about_missing_waits(graph: fx.Graph) -> None:
 
 def _handed_over(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Pairs of a node that computes a value and one on another stream that reads it. A view reads
-    nothing; who reads the view reads what it is a view of."""
+    nothing; a reader of the view reads what it is a view of."""
     makers: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or _is_order(node):

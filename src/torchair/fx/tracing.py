@@ -17,7 +17,12 @@ from torch import fx
 
 from torchair.locks import RLock, in_child
 from torchair.torch_private import functions
-from torchair.torch_private.aot import TracingContext, default_partition, min_cut_partition
+from torchair.torch_private.aot import (
+    TracingContext,
+    default_partition,
+    functorch_config,
+    min_cut_partition,
+)
 from torchair.torch_private.dispatch import DispatchKey, OpOverload
 from torchair.torch_private.dynamo import (
     Guard,
@@ -41,11 +46,21 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
         elif _draws_nothing(node):
             node.target = _Plain(node.target)
     cut = default_partition if _is_on_npu(joint) else min_cut_partition
-    parts = cut(joint, inputs, **options)
+    with functorch_config.patch(cse=functorch_config.cse and not _repeats_effects(joint)):
+        parts = cut(joint, inputs, **options)
     for node in (n for part in parts for n in part.graph.nodes):
         if isinstance(node.target, _Plain):
             node.target = node.target.op
     return parts
+
+
+def _repeats_effects(joint: fx.GraphModule) -> bool:
+    """Whether common subexpressions of a graph must stay apart: torch takes two equal effects, such
+    as the ends of two scopes, for one."""
+    seen = [
+        (n.target, str(n.args), str(n.kwargs)) for n in joint.graph.nodes if _is_effect(n.target)
+    ]
+    return len(set(seen)) < len(seen)
 
 
 def _is_on_npu(joint: fx.GraphModule) -> bool:
@@ -132,8 +147,8 @@ def _guard_attributes(builder: GuardBuilder, guard: Guard) -> None:
     if not _is_from_torchao(value):
         GuardBuilder.TENSOR_SUBCLASS_METADATA_MATCH(builder, guard)
         return
-    told = get_verbose_code_parts(f"attributes of {guard.name}", guard)
-    builder.get_guard_manager(guard).add_lambda_guard(_same_as(value), told, guard.user_stack)
+    parts = get_verbose_code_parts(f"attributes of {guard.name}", guard)
+    builder.get_guard_manager(guard).add_lambda_guard(_same_as(value), parts, guard.user_stack)
 
 
 def _guard_names(builder: GuardBuilder, guard: Guard) -> None:
@@ -247,34 +262,34 @@ _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _ITS_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def mend(gm: fx.GraphModule) -> None:
+def correct_fake_values(gm: fx.GraphModule) -> None:
     """Let tensors be as kernels make them: what is scattered into a tensor that repeats has places
     of its own, zeros lie as what they replace, results of some elementwise operators as those of
     others, and attention sums up in the type it computes in. What is computed from them is traced
     again."""
-    mended: set[fx.Node] = set()
+    corrected: set[fx.Node] = set()
     tests = (_is_zero, _repeats, _sums_up, _lies_otherwise)
+    fma = getattr(torch.ops.prims, "fma", None)  # there once inductor is loaded
     for node in gm.graph.nodes:
-        _replace_fma(node)
-        if _follows(node, mended) or any(test(node) for test in tests):
-            mended.add(node)
+        if fma is not None and node.target is fma.default:
+            _replace_fma(node)
+        if _follows(node, corrected) or any(test(node) for test in tests):
+            corrected.add(node)
 
 
 def _replace_fma(node: fx.Node) -> None:
     """An operator of inductor that optimizers are traced with -> what it is made of in eager."""
-    if str(node.target) != "prims.fma.default":
-        return
     a, b, c = node.args
     tensor = isinstance(b, fx.Node)
     node.target = torch.ops.aten.addcmul.default if tensor else torch.ops.aten.add.Tensor
     node.args, node.kwargs = ((c, a, b), {}) if tensor else ((c, a), {"alpha": b})
 
 
-def _follows(node: fx.Node, mended: set[fx.Node]) -> bool:
-    """Whether a node is computed from what was mended, and was traced again."""
+def _follows(node: fx.Node, corrected: set[fx.Node]) -> bool:
+    """Whether a node is computed from what was corrected, and was traced again."""
     given = node.all_input_nodes
     pure = node.target is getitem or not getattr(_schema(node), "is_mutable", True)
-    if mended.isdisjoint(given) or not pure or "unbacked_bindings" in node.meta:
+    if corrected.isdisjoint(given) or not pure or "unbacked_bindings" in node.meta:
         return False
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     with detect_fake_mode([n.meta["val"] for n in given]):

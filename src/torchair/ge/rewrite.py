@@ -80,7 +80,7 @@ class Inner:
         self.seen += [v.node for v in values]
 
     def check(self) -> None:
-        """Nobody else reads what was added, no order is tied to any, and all are on one stream."""
+        """No other node reads what was added, none has an order, and all are on one stream."""
         members = {*self.nodes, self.last}
         for node in self.nodes:
             others = [u for v in node.outputs for u in v.users() if u not in members]
@@ -162,7 +162,7 @@ def _applies(rule: Rule, node: Node, explain: Callable[[str], None] | None, stat
 
 
 def _remove_unread(graph: Graph, nodes: list[Node], stays: Callable[[Node], bool]) -> None:
-    """Remove those of the nodes that nobody needs any more, and what was computed for them."""
+    """Remove those of the nodes that are not needed any more, and what was computed for them."""
     while nodes:
         node = nodes.pop()
         gone = graph._nodes.get(node.name) is not node
@@ -178,7 +178,7 @@ def _substitute(graph: Graph, node: Node, result: Any, made: list[Node]) -> None
         raise GraphError(f"a rule gave {len(values)} values", node=node.name)
     for old, new in zip(node.outputs, values, strict=True):
         if not old.uses:
-            continue  # a rule may give anything for what nobody reads: nothing is learnt from it
+            continue  # a rule may give anything for what is not read: nothing is learnt from it
         if new.node in made:
             new.learn(old.fact)
             new.attrs = dict(old.attrs) | new.attrs
@@ -366,7 +366,7 @@ def swaps_last_two(perm: Value) -> bool:
 
 
 def flags_of(node: Node) -> dict[str, Any]:
-    """What a node says of itself to whoever builds another one like it."""
+    """Arguments with which a builder makes another node like this one."""
     return {name: a.value for name, a in node.attrs.items() if not name.startswith("_")}
 
 
@@ -380,3 +380,8 @@ def shape_of(value: Value) -> tuple[Any, ...]:
     if value.shape is None:
         raise Mismatch("dims are not known", value)
     return value.shape
+
+
+def rank_of(value: Value) -> int:
+    """How many dims a value has; Mismatch where that is not known."""
+    return len(shape_of(value))

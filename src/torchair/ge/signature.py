@@ -10,7 +10,7 @@ from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape
 
 NO_OFFSET = 2**63 - 1
-"""What stands for the offset of a random operator where nobody gives one."""
+"""What stands for the offset of a random operator where none is given."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ CASTS = ("", "view_as_real", "view_as_complex", "detach")
 """Functions of torch that a view is seen through."""
 
 PENDING = ("", "conj", "neg", "conj neg")
-"""What a tensor leaves to whoever reads it: torch conjugates and negates lazily."""
+"""What a tensor leaves to its readers: torch conjugates and negates lazily."""
 
 
 class Pending(NamedTuple):
@@ -110,7 +110,7 @@ SourceKind = Literal["tensor", "scalar", "packed", "random", "opaque"]
 @dataclass(frozen=True)
 class InputSource:
     """Where a Data node gets its tensor from: an argument, numbers packed from several, or
-    nobody: random operators have no offset then and draw from the generators of torch."""
+    nothing: random operators have no offset then and draw from the generators of torch."""
 
     args: tuple[int, ...]
     kind: SourceKind = "tensor"

@@ -51,7 +51,7 @@ def _attention(op: Op) -> TorchKernel:
     sums = op.attr("softmax_lse_flag")
     swap = op.attr("input_layout") == "BNSD_BSND"
     scale, causal = op.attr("scale"), op.attr("sparse_mode") == LEFT_UP_CAUSAL
-    unread = not op.node.outputs[1].users()  # then nobody launches a kernel to fill it
+    unread = not op.node.outputs[1].users()  # then no kernel is launched to fill it
 
     def run(query: Any, key: Any, value: Any, shift: Any, *others: Any) -> Any:
         query, keys, values, shift = (_dense(x) for x in (query, key[0], value[0], shift))

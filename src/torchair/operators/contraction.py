@@ -178,7 +178,7 @@ def _grad_of_input(op: Op) -> TorchKernel:
 
 def _grad_of_filter(op: Op) -> TorchKernel:
     size, backward = op.ints("filter_size"), _backward(op, 1)
-    return lambda x, grad: backward(grad, x, grad.new_empty(size))[1]  # which nobody reads
+    return lambda x, grad: backward(grad, x, grad.new_empty(size))[1]  # which nothing reads
 
 
 def _gradients(op: Op) -> TorchKernel:

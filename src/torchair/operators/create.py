@@ -72,7 +72,7 @@ def _dims_rule(op: Op) -> Fact:
 
 
 def unwritten(dtype: torch.dtype) -> Any:
-    """What memory that nobody has written to holds under deterministic algorithms, as torch fills
+    """What unwritten memory holds under deterministic algorithms, as torch fills
     it; None where it may hold anything. Dynamo guards the switch."""
     switches: Any = torch.utils.deterministic
     wanted = torch.are_deterministic_algorithms_enabled()

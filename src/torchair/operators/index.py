@@ -124,7 +124,7 @@ def not_positions(facts: Sequence[Fact]) -> str | None:
 
 
 def _gather_declines(o: Op) -> str | None:
-    return "batch_dims" if o.attr("batch_dims") else not_positions([o["indices"]])
+    return not_positions([o["indices"]])
 
 
 def _known_position(o: LowerOp, n: Int) -> Index | None:

@@ -95,7 +95,7 @@ class LowerOp(Op):
         return Expr("verify", "bool", (test,), self._fault())
 
     def out_dtype(self, k: int = 0) -> Element:
-        """Type of a result in memory; that of what nobody reads does not matter."""
+        """Type of a result in memory; that of what nothing reads does not matter."""
         value = self.node.outputs[k]
         return TYPES[value.dtype] if value.uses else TYPES.get(value.dtype, "f32")
 

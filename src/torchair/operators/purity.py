@@ -24,8 +24,8 @@ def is_foreign(node: Node) -> bool:
 
 
 def is_pure(node: Node) -> bool:
-    """Whether a node may be left out when nobody reads it, merged with an equal one or computed
-    while compiling. Nobody knows that of the operators of other libraries."""
+    """Whether a node may be left out when nothing reads it, merged with an equal one or computed
+    while compiling. That is not known of operators of other libraries."""
     if is_foreign(node):
         return False
     if node.type in TORCH_CALLS:

@@ -86,8 +86,6 @@ def _index_put_declines(o: Op) -> str | None:
     if o.attr("accumulate"):
         return "sums at one place"
     shapes: list[Shape] = [f.shape for f in o.list("indices") if f.shape is not None]
-    if o["x"].shape is None or len(shapes) != len(o.list("indices")):
-        return "dims that are not known"
     if o["value"].shape != indexed_shape(o.shape("x"), shapes, o.ints("indexed_sizes")):
         return "values that are broadcast"
     return not_positions(o.list("indices"))

@@ -1,7 +1,8 @@
 """Which torch operators do nothing but compute their results.
 
-Only such a call may be left out when nobody reads it, computed once for all or merged with an equal
-one, and moved across calls that are not pure. `operators/purity.py` asks the same of GE nodes.
+Only such a call may be left out when nothing reads it, computed once for all, merged with an
+equal one, and moved across calls that are not pure. `operators/purity.py` does the same for GE
+nodes.
 """
 
 from __future__ import annotations

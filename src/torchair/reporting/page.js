@@ -160,7 +160,7 @@ function sourceRow(k) {
 const textRow = (kind, text) => (k) =>
   h("div", { class: mark(kind, k), title: text(k), onclick: () => choose(kind, k) }, text(k));
 
-// A list whose arguments are one row until somebody opens it, or chooses one of them.
+// A list whose arguments are one row until the reader opens it, or chooses one of them.
 function folding(kind) {
   const box = at(`list-${kind}`);
   const hidden = new Set(g.arguments[kind]);

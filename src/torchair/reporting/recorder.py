@@ -446,7 +446,7 @@ class _Graph:
         return self._data if self._data is not None else graph_data(self._seen("never called"))
 
     def _first(self, args: Sequence[Any]) -> Any:
-        given = list(args)  # the list may be emptied by who runs
+        given = list(args)  # the callee may empty the list
         results = self._compilation.runner.run(args)
         self._run = self._compilation.runner.run
         try:

@@ -3,7 +3,7 @@
 The bytes are a `ModelDef` as protobuf knows it. Payloads of constants begin at multiples of 64, for
 which a padding attribute goes before them; so a mapped file holds tensors that kernels can read.
 The last field, which other readers do not know, is a checksum of all but large payloads. A package
-for many machines has two fields before it: machine code, and a checksum by somebody's key.
+for many machines has two fields before it: machine code, and a checksum by a key.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def read_code(path: FilePath) -> memoryview | None:
 
 
 def is_signed(path: FilePath, key: bytes) -> bool:
-    """Whether all of a file is as somebody with this key has written it."""
+    """Whether all of a file was written with this key, and has not changed."""
     memory = mapped(path)
     for number, whole, inner in _fields(memory, slice(0, len(memory))):
         if number == _SIGNED and inner is not None and whole.stop == _end(memory):

@@ -422,15 +422,15 @@ def _source(value: Value | None) -> str:
 def _value_differences(a: Value, b: Value, strict: bool) -> Iterator[str]:
     mine, other = _description(a, strict), _description(b, strict)
     yield from (
-        f"{what} {told} and {other[what]}" for what, told in mine.items() if told != other[what]
+        f"{what} {facts} and {other[what]}" for what, facts in mine.items() if facts != other[what]
     )
     if strict:
         yield from _attr_differences(a.attrs, b.attrs, strict)
 
 
 def _description(value: Value, strict: bool) -> dict[str, Any]:
-    told = {"port": value.port, "type": dtype_name(value.dtype), "dims": on_wire(value.shape)}
+    facts = {"port": value.port, "type": dtype_name(value.dtype), "dims": on_wire(value.shape)}
     if strict:
-        told["symbolic dims"] = str(value.shape)
-        told |= {"layout": value.layout, "device type": value.device_type}
-    return told
+        facts["symbolic dims"] = str(value.shape)
+        facts |= {"layout": value.layout, "device type": value.device_type}
+    return facts

@@ -53,7 +53,7 @@ def original_text(graph: Graph) -> str:
 
 @unset_fake_temporarily()
 def canonical_text(graph: Graph) -> str:
-    """The program of any graph, one line a node, whoever made it; constants stand at their uses."""
+    """The program of any graph, one line a node; constants stand at their uses."""
     program = _Program(graph)
     order = topological(graph.nodes, graph.name)
     # producers first; the NetOutput, which nothing reads, last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchair.torch_private.table import Names, feature, required
 
@@ -59,5 +59,4 @@ def compiling() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
-def __getattr__(name: str) -> Any:
-    return NAMES.find(name)
+__getattr__ = NAMES.find

@@ -35,5 +35,4 @@ def make_storage(owner: Any) -> Callable[..., Any]:
     return found
 
 
-def __getattr__(name: str) -> Any:
-    return NAMES.find(name)
+__getattr__ = NAMES.find

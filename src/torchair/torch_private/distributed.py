@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torchair.torch_private.table import Names, feature
 
 FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
@@ -31,5 +29,4 @@ def define_older_operators() -> None:
     NAMES.find("functional_collectives")
 
 
-def __getattr__(name: str) -> Any:
-    return NAMES.find(name)
+__getattr__ = NAMES.find

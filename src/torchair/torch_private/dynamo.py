@@ -74,5 +74,4 @@ def loaded_utils() -> Any:
     return sys.modules.get(UTILS)
 
 
-def __getattr__(name: str) -> Any:
-    return NAMES.find(name)
+__getattr__ = NAMES.find

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchair.torch_private.table import Names, feature, required
 
@@ -40,6 +40,4 @@ NAMES = Names(
     },
 )
 
-
-def __getattr__(name: str) -> Any:
-    return NAMES.find(name)
+__getattr__ = NAMES.find

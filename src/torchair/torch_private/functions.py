@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torchair.torch_private.table import Names, feature, required
 
 NAMES = Names(
@@ -26,6 +24,4 @@ NAMES = Names(
     },
 )
 
-
-def __getattr__(name: str) -> Any:
-    return NAMES.find(name)
+__getattr__ = NAMES.find

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.autograd import profiler as _profiler
 
 from torchair.torch_private.table import Names, feature, required
@@ -25,5 +23,4 @@ def is_profiling() -> bool:
     return _profiler._is_profiler_enabled
 
 
-def __getattr__(name: str) -> Any:
-    return NAMES.find(name)
+__getattr__ = NAMES.find

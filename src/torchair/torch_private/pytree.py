@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchair.torch_private.table import Names, required
 
@@ -18,6 +18,4 @@ _TAKEN = (
 )  # fmt: skip
 NAMES = Names(__name__, {n: required(f"{REGISTRY_MODULE}:{n}", _USE) for n in _TAKEN})
 
-
-def __getattr__(name: str) -> Any:
-    return NAMES.find(name)
+__getattr__ = NAMES.find

@@ -153,7 +153,7 @@ class _ResultBefore:
     number: int
     tensor: Tensor
     content: Tensor
-    version: int  # torch counts who writes to it, and does not know of our kernels
+    version: int  # torch counts writes to it, but not those of our kernels
 
     @property
     def is_overwritten(self) -> bool:
@@ -197,7 +197,7 @@ class _GraphCheck:
         before, start = list(args), Randomness()
         for i in self._kept:
             before[i] = copied(args[i])
-        after = list(args)  # the list may be emptied by who runs
+        after = list(args)  # the callee may empty the list
         results = self._compilation.runner.run(args)
         number, self._entry.calls = self._entry.calls, self._entry.calls + 1
         call = WatchedCall(before, start, SeenRun(list(results), after))

@@ -82,7 +82,7 @@ class CardReport:
     folder: Path
     verdicts: list[Verdict] = field(default_factory=list)
     skipped: dict[Node, tuple[Skipped, str]] = field(default_factory=dict)
-    strangers: list[str] = field(default_factory=list)  # files of nodes that the graph has not
+    not_in_graph: list[str] = field(default_factory=list)  # files of other nodes
 
     @property
     def wrong(self) -> list[Verdict]:
@@ -97,8 +97,8 @@ class CardReport:
         lines += [
             f"skipped, {reason.value}: {counts[reason]}" for reason in Skipped if counts[reason]
         ]
-        if self.strangers:
-            lines.append(f"dumped, not in the graph: {len(self.strangers)}")
+        if self.not_in_graph:
+            lines.append(f"dumped, not in the graph: {len(self.not_in_graph)}")
         if self.wrong:
             lines += [
                 f"first wrong node: {self.wrong[0]}",
@@ -168,7 +168,7 @@ class _Run:
             else:
                 self.seen[maker.outputs[number]] = one.tensor
         if not known:
-            self.report.strangers.append(path.name)
+            self.report.not_in_graph.append(path.name)
 
     def _take_inputs(self, node: Node, dump: OperatorDump) -> None:
         """Inputs that are as many as the node reads, or as it has ports; others are not matched."""

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torchair.devices.base import GraphCall, StepWatcher
-from torchair.devices.hosted import host_memory
+from torchair.devices.base import GraphCall, StepWatcher, host_memory
 from torchair.engine.plan.inputs import input_reader, result_builder
 from torchair.engine.plan.records import Step
 from torchair.engine.run.executor import RunStep
@@ -330,7 +329,7 @@ class LocalCheck(WideGraph):
 
 
 def _wanted(node: fx.Node, made: Any) -> set[int]:
-    """Which results of a node somebody reads, by number: others, as states of generators that drop
+    """Which results of a node are read, by number: others, as states of generators that drop
     nothing, may be anything."""
     every = range(len(leaves(made)))
     parts = [u.args[1] if u.target is operator.getitem else None for u in node.users]

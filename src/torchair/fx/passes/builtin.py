@@ -192,7 +192,7 @@ def _match(copy: Any, scatters: dict[Any, Any]) -> tuple[fx.Node, fx.Node] | Non
 
 
 def _viewed(node: Any) -> Any:
-    """What a node is a view of that nobody else reads, None for other nodes."""
+    """What a node is a view of that no other node reads, None for other nodes."""
     view = isinstance(node, fx.Node) and node.target in _VIEWS and len(node.users) == 1
     return node.args[0] if view else None
 
@@ -248,7 +248,7 @@ def view_to_reshape(gm: fx.GraphModule) -> None:
 
 
 def eliminate_dead_code(gm: fx.GraphModule) -> None:
-    """Remove calls whose result nobody reads. What writes, draws random numbers or is called for
+    """Remove calls whose result nothing reads. What writes, draws random numbers or is called for
     its effect stays, and what may have one."""
     for node in reversed(gm.graph.nodes):
         if not node.users and not node.is_impure() and is_pure(node.target):
@@ -256,7 +256,7 @@ def eliminate_dead_code(gm: fx.GraphModule) -> None:
 
 
 def eliminate_self_copy(gm: fx.GraphModule) -> None:
-    """Remove `copy_(x, x)` whose result nobody reads."""
+    """Remove `copy_(x, x)` whose result nothing reads."""
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         if not node.users and node.args[0] is node.args[1]:
             gm.graph.erase_node(node)

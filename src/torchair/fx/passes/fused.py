@@ -96,7 +96,7 @@ class _Join:
         old.replace_all_uses_with(new)
 
     def clean(self, *nodes: fx.Node | None) -> None:
-        """Take out what nobody reads any more, the last one first."""
+        """Take out what nothing reads any more, the last one first."""
         for node in (*nodes, *self.results.by_place.values(), self.norm):
             if node is not None and not node.users:
                 self.graph.erase_node(node)
@@ -240,7 +240,7 @@ def _layout_is_seen(node: fx.Node) -> bool:
 
 def _join_product(graph: fx.Graph, last: fx.Node) -> bool:
     """transpose(bmm(x or transpose(x), weight)) -> npu_transpose_batchmatmul, which lays its result
-    out in another way: nobody must see that"""
+    out in another way: no other node may read it"""
     op, product = _op("npu_transpose_batchmatmul"), _swapped(last)
     if op is None or product is None or product.target is not aten.bmm.default:
         return False

@@ -1,6 +1,6 @@
 """The passes that compute in place, on intermediate values and on inputs of the graph; and
-`auto_functionalized` calls -> the operators themselves, on copies or, where nobody can tell, on the
-arguments.
+`auto_functionalized` calls -> the operators themselves, on copies or, where it makes
+no difference, on the arguments.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ _Forms = dict[Any, ManyInPlace]
 
 @values.cautious
 def reinplace_inplaceable_ops_pass(gm: fx.GraphModule, context: FxContext = NO_CONTEXT) -> None:
-    """Compute values in the memory of values that nobody reads any more."""
+    """Compute values in the memory of values that nothing reads any more."""
     values.ensure_values(gm)
     work = Reinplacer(gm.graph, inputs=False, others=True, by_events=_trusts_events(context))
     work.run(partial(_many, many_in_place_forms()))

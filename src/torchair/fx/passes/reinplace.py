@@ -1,7 +1,7 @@
-"""Functional calls -> calls that overwrite an argument whose old content nobody needs any more.
+"""Functional calls -> calls that overwrite an argument whose old content is not needed any more.
 
-One analysis serves both passes. The value of a node may take the memory of an argument if nobody
-reads that memory later; or if the graph itself copies the value there later, in which case nobody
+One analysis serves both passes. The value of a node may take the memory of an argument if nothing
+reads that memory later; or if the graph itself copies the value there later, in which case nothing
 may read it up to that copy, and the copy goes.
 """
 

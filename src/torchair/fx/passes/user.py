@@ -153,7 +153,7 @@ def _shown(seen: Any) -> str:
 
 # ---- replacement patterns, applied with torch's own pattern matcher
 #
-# It is part of inductor and takes a second to import: that happens when somebody registers.
+# It is part of inductor and takes a second to import: that happens at the first registration.
 
 
 _NAME = "torchair_generic_pattern_pass"
