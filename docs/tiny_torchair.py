@@ -2,7 +2,7 @@
 
 A model comes in through torch.compile, becomes an FX graph, then a GE graph that prints as a
 program, is made smaller by rules, gets a memory plan, and runs from that plan. Every section is a
-room of `src/torchair` and the names are the ones used there. Left out: constants, several outputs
+package of `src/torchair` and the names are those used there. Left out: constants, several outputs
 of a node, symbolic sizes, in-place inputs, control edges, files, and errors that teach.
 """
 
