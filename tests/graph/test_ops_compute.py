@@ -347,6 +347,12 @@ def test_group_norm(affine, dtype):
     verify(fn, rand(2, 6, 4, 5, dtype=dtype), rand(6, dtype=dtype), rand(6, dtype=dtype) + 1)
 
 
+def test_group_norm_of_equal_elements_is_zero():
+    x = (torch.arange(8.0) * 1.37 + 3.3).view(8, 1)
+    fn = lambda x: torch.sign(F.group_norm(x, 1, eps=0.1))  # noqa: E731
+    assert torch.equal(torch.compile(fn, backend="torchair")(x), torch.zeros(8, 1))
+
+
 @pytest.mark.parametrize("weighted", [T, N])
 def test_group_norm_backward(weighted):
     x, w = rand(2, 6, 4, 5), rand(6)

@@ -225,11 +225,25 @@ def _sizes(op: Op) -> tuple[Any, ...]:
     return shape[0], shape[1], numel(shape[2:]), op.attr("num_groups")
 
 
+def _is_filled(op: Op, port: str, number: float) -> bool:
+    """Whether an input is a constant that holds one number everywhere."""
+    source = op.node.value_on(port).node
+    if source.type == "Fill":
+        source = source.value_on("value").node
+    return source.type == "Const" and bool((source.attr("value") == number).all())
+
+
 def _group_norm(op: Op) -> TorchKernel:
+    """torch's kernel. Parameters that a model leaves out are constants in GE; torch gets none for
+    them: with parameters it rounds otherwise, and equal elements do not give exactly 0."""
     sizes, eps = _sizes(op), op.attr("eps")
-    return lambda x, gamma, beta: _as_declared(
-        op, _native_group_norm(x.contiguous(), gamma, beta, *sizes, eps)
-    )
+    plain = _is_filled(op, "gamma", 1) and _is_filled(op, "beta", 0)
+
+    def run(x: Any, gamma: Any, beta: Any) -> Any:
+        parameters = (None, None) if plain else (gamma, beta)
+        return _as_declared(op, _native_group_norm(x.contiguous(), *parameters, *sizes, eps))
+
+    return run
 
 
 def _group_norm_grad_rule(op: Op) -> list[Fact]:
