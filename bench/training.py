@@ -45,6 +45,19 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
+class Setting:
+    """How all contestants train."""
+
+    autocast: bool = False
+    channels_last: bool = False
+
+    def flags(self) -> list[str]:
+        """The options of this program that ask for it."""
+        chosen = {"--autocast": self.autocast, "--channels-last": self.channels_last}
+        return [flag for flag, on in chosen.items() if on]
+
+
+@dataclass(frozen=True)
 class Entry:
     """A model to train: how to build it, what a step is called with, and the package it needs."""
 
@@ -212,11 +225,15 @@ ENTRIES: dict[str, Entry] = {
 # ---- steps
 
 
-def training_step(name: str, way: str, autocast: bool) -> Step:
+def training_step(name: str, way: str, setting: Setting) -> Step:
     """One training step of a model in one way, the first two calls done."""
     torch.manual_seed(_SEED)
     model, inputs = ENTRIES[name].build()
     model.train()
+    if setting.channels_last:
+        last = torch.channels_last
+        model = model.to(memory_format=last)
+        inputs = {k: t.to(memory_format=last) if t.dim() == 4 else t for k, t in inputs.items()}
     run, optimizer = model, torch.optim.AdamW(model.parameters(), lr=1e-4)
     update = optimizer.step
     if way != "eager":
@@ -226,7 +243,7 @@ def training_step(name: str, way: str, autocast: bool) -> Step:
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=setting.autocast):
             found = run(**inputs)
         loss: Tensor = found if isinstance(found, Tensor) else found.loss
         loss.backward()
@@ -239,20 +256,22 @@ def training_step(name: str, way: str, autocast: bool) -> Step:
 
 
 @torch.enable_grad()
-def measure(name: str, ways: list[str], autocast: bool, windows: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    name: str, ways: list[str], setting: Setting, windows: dict[str, Any]
+) -> dict[str, Any]:
     """Seconds of a step, and of the start, of each contestant."""
     steps, starts = {}, {}
     for way in ways:
         begun = time.perf_counter()
-        steps[way] = training_step(name, way, autocast)
+        steps[way] = training_step(name, way, setting)
         starts[way] = time.perf_counter() - begun
     return {"times": interleaved(steps, **windows), "starts": starts}
 
 
 @torch.enable_grad()
-def peak(name: str, way: str, autocast: bool) -> dict[str, float]:
+def peak(name: str, way: str, setting: Setting) -> dict[str, float]:
     """MiB that steps need beyond what stays between them, in this process."""
-    step = training_step(name, way, autocast)
+    step = training_step(name, way, setting)
     forget_peak()
     before = resident("VmRSS")
     for _ in range(3):
@@ -267,15 +286,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of models, or parts of them, by commas")
     parser.add_argument("--autocast", action="store_true", help="forward under bfloat16 autocast")
+    parser.add_argument("--channels-last", action="store_true", help="models and images in NHWC")
     parser.add_argument("--memory", action="store_true", help="peak memory too, in new processes")
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--quick", action="store_true", help="few and short windows")
     parser.add_argument("--peak-of", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    setting = Setting(options.autocast, options.channels_last)
     warnings.simplefilter("ignore")
     torch._dynamo.config.recompile_limit = 64
     if options.peak_of:
-        print(json.dumps(peak(options.only, options.peak_of, options.autocast)))
+        print(json.dumps(peak(options.only, options.peak_of, setting)))
         return
     ways = [w for w in WAYS if w != "inductor" or (has_inductor() and not options.no_inductor)]
     windows = {"windows": 3, "seconds": 0.1} if options.quick else {"windows": 8, "seconds": 0.3}
@@ -289,11 +310,12 @@ def main() -> None:
     for name in (n for n in chosen if n not in absent):
         console.print(f"{name}, model {len(rows) + 1} of {len(chosen) - len(absent)}", style="dim")
         torch._dynamo.reset()
-        rows[name] = measure(name, ways, options.autocast, windows)
+        rows[name] = measure(name, ways, setting, windows)
         if options.memory:
-            flags = ["--autocast"] if options.autocast else []
             rows[name]["peaks"] = {
-                way: in_process(__file__, "--only", name, "--peak-of", way, *flags)["peak"]
+                way: in_process(__file__, "--only", name, "--peak-of", way, *setting.flags())[
+                    "peak"
+                ]
                 for way in ways
             }
     _print(rows, ways)

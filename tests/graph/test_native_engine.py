@@ -6,6 +6,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -36,6 +37,7 @@ from tolerance import assert_close, double_copy, to_double
 from torchair.codegen.cpu.target import CpuTarget
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge.graph import Graph
+from torchair.operators import contraction
 
 Resize = Callable[[int], int]
 
@@ -271,6 +273,29 @@ def test_training_of_convolutions() -> None:
     assert {"BatchNormV3", "LogSoftmaxV2", "NLLLoss", "MatMulV2"} <= native_types(forward.plan)
     types = native_types(backward.plan)
     assert {"BatchNormGradV3", "LogSoftmaxGrad", "NLLLossGrad", "ReluGrad", "MatMul"} <= types
+
+
+class MeanSquare(nn.Module):
+    """A loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
+
+
+def test_batch_norm_backward_keeps_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's gradient of a convolution would copy a contiguous gradient beside such an input."""
+    seen: list[bool] = []
+
+    def backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
+        seen.append(contraction.is_channels_last(grad))
+        return torch.ops.aten.convolution_backward(grad, x, *rest)
+
+    monkeypatch.setattr(contraction, "aten", SimpleNamespace(convolution_backward=backward))
+    layers = [(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(2)]
+    net = nn.Sequential(*(m for layer in layers for m in layer), MeanSquare())
+    last = torch.channels_last
+    _check_training(net.to(memory_format=last), (torch.randn(4, 8, 6, 6).to(memory_format=last),))
+    assert seen and all(seen)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))

@@ -515,14 +515,15 @@ class _PlanBuilder:
             return layout.in_order(meta, asked)
         if self.p.natives.target.library_channels_last and is_wanted_channels_last(value):
             return layout.in_format(meta, torch.channels_last)
-        if meta.dim() - 1 in unit.group.reduced:  # rows that are walked through as a whole
-            return meta
+        rows = meta.dim() - 1 in unit.group.reduced  # these are walked through as a whole
         for v in unit.inputs:
             like = self.metas[self.slot[v]]
-            if same_dims(like.shape, meta.shape):
+            if same_dims(like.shape, meta.shape) and (not rows or _keeps_channels(unit, like)):
                 plain = layout.plain(like)
                 if not plain.is_contiguous() and layout.is_dense(plain.shape, plain.stride()):
                     return layout.laid_out(meta, like.stride())
+        if rows:
+            return meta
         source = self.metas[self.slot[unit.inputs[0]]] if unit.kind == "pool" else None
         close = source is not None and source.stride()[1] == 1
         if close or (unit.kind == "conv" and self.p.natives.target.channels_last):
@@ -540,6 +541,11 @@ class _PlanBuilder:
             outs.append(self._new_allocation(value, "torch", None).slot)
         slots = {v: self.slot[v] for v in node.values()}
         self.plan.steps.append(Step(node, "late", None, args, outs, slots=slots))
+
+
+def _keeps_channels(unit: Unit, meta: Meta) -> bool:
+    """Whether a unit reduces all dims but the channels of channels-last images: a batch norm."""
+    return set(unit.group.reduced) == {0, 2, 3} and is_channels_last(layout.plain(meta))
 
 
 def layout_asked_for(value: Value) -> DimOrder | None:
