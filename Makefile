@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: aarch64 avx2 modules nnsmith outside strict help setup demo check test lint matrix dist api bench conformance fuzz generate golden hardship soak timm trainers serve vllm llama-cpp test-cuda test-browser clean
+.PHONY: aarch64 avx2 modules nnsmith outside strict help setup demo check test lint matrix dist api bench conformance fuzz generate golden hardship soak timm trainers serve vllm llama-cpp test-cuda bench-gpu test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -169,10 +169,11 @@ fuzz: setup  ## random programs against eager, for SECONDS of time
 test-browser: setup  ## the report in Chromium, which must be in the PATH; `make test` has it where it is
 	$(PY) -m pytest tests/graph/test_report.py -m browser
 
-test-cuda:  ## tests that need a CUDA device, with $(PYTHON) as it is: no virtual environment
-	PYTHONPATH=src $(PYTHON) -m pytest tests -m cuda
-	@echo "== the cases of the CPU's kernels and a slice of the operator database, on the GPU"
-	TORCHAIR_TEST_DEVICE=cuda PYTHONPATH=src $(PYTHON) -m pytest tests/unit/test_lower_elementwise.py tests/unit/test_lower_index.py tests/unit/test_lower_norm.py tests/outside/test_conformance.py -k "not threads and not narrow"
+test-cuda:  ## tests that need a CUDA device in JOBS processes, with $(PYTHON) as it is; CUDA="--only nest" for some
+	$(PYTHON) tests/tools/gpu_tests.py $(if $(JOBS),--jobs $(JOBS)) $(CUDA)
+
+bench-gpu:  ## an NVIDIA GPU with $(PYTHON) as it is: kernels against torch's, then whole models; about an hour with inductor
+	for table in reductions gpu_matmul gpu_attention gpu; do PYTHONPATH=src $(PYTHON) bench/$$table.py || exit 1; done
 
 clean:  ## remove everything that can be made again, .venv included
 	rm -rf $(VENV) $(VLLM) $(VENV)-matrix $(VENV)-trainers $(VENV)-outside $(VENV)-nnsmith build dist src/*.egg-info torch_compile_debug .torchair_cache

@@ -1,10 +1,12 @@
 """Whole models on a GPU: ours in both modes against eager, a CUDA graph made by hand and inductor.
 
-All contestants live in one process and take turns. Host time is how long a call takes to return;
-calls come in bursts that do not fill the queue of launches. Device time is how long the device
-takes for a burst that waits for it in the queue. Bytes a second are those of parameters and buffers
-in that time. Compile time is all of the first calls, beyond that of aot_eager, after each compiler
-has compiled something else.
+All contestants live in one process and take turns; the best window's median counts. Host time is
+how long a call takes to return; calls come in bursts that do not fill the queue of launches. Device
+time is how long the device takes for a burst that waits for it in the queue. Bytes a second are
+those of parameters and buffers in that time. Of training steps, which fill that queue, the table
+has the time from step to step. Memory is the peak of a call, with what a contestant keeps between
+calls. Compile time is all of the first calls, beyond that of aot_eager, after each compiler has
+compiled something else.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,15 +35,19 @@ from contestants import (
     through_compile,
     torchair_backend,
 )
+from learners import RECIPES, Memory, Recipe, Trained, by_hand, prepared_step
 from models import (
     BERT,
+    CHAINS,
     LLAMA,
     RESNET,
     Bert,
+    Chain,
     Llama,
     ResNet,
     bert_inputs,
     build,
+    chain_inputs,
     llama_inputs,
     resnet_inputs,
 )
@@ -51,6 +58,8 @@ COMPILE_GOAL = 2.0  # seconds beyond aot_eager
 CYCLES = 2e9  # of the device in a second, rather too many
 
 
+SLACK = 20.0  # microseconds that a call of ours may take beyond the quickest of all
+THIRD = 1 / 3  # of inductor's compile time, that ours is to take at most
 _LONG = {name: replace(LLAMA[name], context=1024) for name in ("1B", "8B")}
 
 
@@ -64,6 +73,16 @@ def _sentences(config: Any) -> Inputs:
 
 def _image(config: Any) -> Inputs:
     return resnet_inputs(config, 1)
+
+
+def _prompt(config: Any) -> Inputs:
+    return llama_inputs(config, config.context)
+
+
+def _prefill(tokens: int, attention: str = "causal") -> Workload:
+    """A prompt that fills its cache, with causal attention or with a mask."""
+    config = replace(LLAMA["1B"], context=tokens, attention=attention)
+    return Workload(Llama, config, _prompt, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -85,6 +104,12 @@ MODELS = {
         Workload(Llama, replace(_LONG["1B"], batch=16), _decode, _HALF), Goal()
     ),
     "Llama 8B decode b1 bf16": (Workload(Llama, _LONG["8B"], _decode, _HALF), Goal(1.25, 4200)),
+    **{f"prefill Llama 1B t{t} bf16": (_prefill(t), Goal()) for t in (128, 512, 2048)},
+    "prefill Llama 1B t512 masked bf16": (_prefill(512, "grouped"), Goal()),
+    **{
+        f"chain {name} bf16": (Workload(Chain, config, chain_inputs, _HALF), Goal())
+        for name, config in CHAINS.items()
+    },
 }  # fmt: skip
 
 
@@ -182,6 +207,7 @@ class Figures:
     call: Callable[[], Any]
     compile: float
     burst: int
+    memory: int = 0
     wall: float = float("inf")
     host: float = float("inf")
     device: float = float("inf")
@@ -215,14 +241,16 @@ class Figures:
 def prepared(one: Contestant, model: torch.nn.Module, inputs: Inputs) -> Figures:
     """A contestant with its first calls behind it: inductor captures at the second."""
     synchronize()
-    start = time.perf_counter()
+    before, start = Memory.now(), time.perf_counter()
     call = one.prepare(model, inputs)
     for _ in range(3):
         call()
     synchronize()
     first = time.perf_counter() - start
-    call()
-    return Figures(call, first - 4 * timed(call), burst=1 if one is EAGER else 8)
+    made = Figures(call, first - 4 * timed(call), burst=1 if one is EAGER else 8)
+    weights = sum(t.untyped_storage().nbytes() for t in model.state_dict().values())
+    made.memory = before.peak(call) + weights
+    return made
 
 
 def check(name: str, figures: Figures, expected: torch.Tensor) -> None:
@@ -298,22 +326,103 @@ def show(
     name: str, figures: dict[str, Figures], floor: float, compilers: set[str], weights: int
 ) -> None:
     """One row for each contestant."""
-    columns = ["", "a call, waited for", "host", "device", "TB/s", "compile beyond aot_eager"]
+    columns = ["", "waited for", "host", "device", "TB/s", "memory", "compile beyond aot_eager"]
     shown = table(name, columns)
     for key, f in figures.items():
         compiling = duration(max(0.0, f.compile - floor)) if key in compilers else ""
-        rate = f"{weights / f.device / 1e12:.2f}"
-        shown.add_row(key, duration(f.wall), duration(f.host), duration(f.device), rate, compiling)
+        rate, times = f"{weights / f.device / 1e12:.2f}", (f.wall, f.host, f.device)
+        shown.add_row(key, *map(duration, times), rate, gigabytes(f.memory), compiling)
     console.print(shown)
+
+
+def gigabytes(count: int) -> str:
+    """Bytes, to be read."""
+    return f"{count / 1e9:.2f} GB"
+
+
+@torch.enable_grad()
+def training_contest(name: str, recipe: Recipe, contestants: list[Contestant], quick: bool) -> None:
+    """Let all contestants train, each a model of its own, and print."""
+    torch._dynamo.reset()
+    steps, figures = dict[str, Trained](), dict[str, Figures]()
+    for one in [FLOOR, *contestants]:
+        with console.status(f"{name}: preparing {one.name}"):
+            gc.collect()
+            synchronize()
+            before, start = Memory.now(), time.perf_counter()
+            trained = prepared_step(EAGER if one is BY_HAND else one, recipe)
+            if one is BY_HAND:
+                trained = by_hand(trained)
+            synchronize()
+            first = time.perf_counter() - start
+            once = timed(trained.step)
+            made = Figures(trained.step, first - len(trained.losses) * once, burst=1)
+            made.memory, steps[one.name], figures[one.name] = (
+                before.peak(trained.step), trained, made
+            )  # fmt: skip
+    check_losses(steps)
+    floor = figures.pop(FLOOR.name).compile
+    del steps, trained, made
+    for _ in track(range(3 if quick else 10), name, console=console, transient=True):
+        for f in figures.values():
+            f.wall = min(f.wall, statistics.median(timed(f.call, 5) for _ in range(3)))
+    compilers = {c.name for c in contestants if c.compiler}
+    ours = {c.name for c in contestants if c.ours}
+    show_steps(name, figures, floor, compilers, ours)
+    judge_steps(figures, floor, ours)
+
+
+def show_steps(
+    name: str, figures: dict[str, Figures], floor: float, compilers: set[str], ours: set[str]
+) -> None:
+    """One row for each contestant."""
+    best = min(figures[key].wall for key in ours)
+    shown = table(name, ["", "a step", "memory", "compile beyond aot_eager", "ours is"])
+    for key, f in figures.items():
+        compiling = duration(max(0.0, f.compile - floor)) if key in compilers else ""
+        ahead = f"{f.wall / best:.2f}x as fast"
+        shown.add_row(key, duration(f.wall), gigabytes(f.memory), compiling, ahead)
+    console.print(shown)
+
+
+def judge_steps(figures: dict[str, Figures], floor: float, ours: set[str]) -> None:
+    """The faster of our modes against the best rival, memory and compile time against inductor."""
+    mine = min((figures[key] for key in ours), key=lambda f: f.wall)
+    rivals = {key: f for key, f in figures.items() if key not in ours}
+    best = min(rivals, key=lambda key: rivals[key].wall)
+    verdict(f"times as fast as {best}", rivals[best].wall / mine.wall, 1.0, False)
+    if (peer := figures.get(PEERS["default"].name)) is not None:
+        verdict("memory in parts of inductor's", mine.memory / peer.memory, 1.05)
+    judge_compiling("our faster mode", mine, rivals, floor)
+
+
+def judge_compiling(key: str, mine: Figures, rivals: dict[str, Figures], floor: float) -> None:
+    """Compile time against that of inductor's quickest mode."""
+    names = {peer.name for peer in PEERS.values()}
+    taken = [f.compile - floor for name, f in rivals.items() if name in names]
+    if taken:
+        verdict(f"{key}: seconds of compiling", mine.compile - floor, THIRD * min(taken))
+
+
+def check_losses(steps: dict[str, Trained]) -> None:
+    """Everyone learns as eager does, up to rounding; each draws a dropout of its own."""
+    expected = steps[EAGER.name].losses
+    for key, trained in steps.items():
+        pairs = zip(trained.losses, expected, strict=True)
+        worst = max(abs(got - right) / abs(right) for got, right in pairs)
+        assert worst < 0.03, f"{key}: losses {trained.losses}, eager has {expected}"
 
 
 def judge(figures: dict[str, Figures], floor: float, ours: set[str], goal: Goal) -> None:
     """Each of our modes against the best rival and against the goals."""
-    rivals = {key: f.device for key, f in figures.items() if key not in ours}
-    best = min(rivals, key=rivals.__getitem__)
+    rivals = {key: f for key, f in figures.items() if key not in ours}
+    best = min(rivals, key=lambda key: rivals[key].device)
+    quickest = min(f.wall for f in rivals.values())
     for key in sorted(ours):
-        mine = figures[key]
-        verdict(f"{key}: times as fast as {best}", rivals[best] / mine.device, goal.reach, False)
+        mine, ahead = figures[key], rivals[best].device / figures[key].device
+        verdict(f"{key}: times as fast as {best}", ahead, goal.reach, False)
+        verdict(f"{key}: microseconds that are waited for", mine.wall * 1e6, quickest * 1e6 + SLACK)
+        judge_compiling(key, mine, rivals, floor)
         if goal.most != float("inf"):
             verdict(f"{key}: microseconds", mine.device * 1e6, goal.most)
         verdict(f"{key}: seconds of compiling", mine.compile - floor, COMPILE_GOAL)
@@ -330,36 +439,66 @@ def verdict(what: str, got: float, goal: float, at_most: bool = True) -> None:
 def arguments() -> argparse.Namespace:
     """What the user asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="NAME", default="", help="models whose name has this")
+    parser.add_argument(
+        "--only", metavar="NAMES", default="", help="rows whose name has one of these, by commas"
+    )
     parser.add_argument(
         "--peers",
-        default="overhead",
+        default="default,overhead",
         metavar="LIST",
-        help=f"modes of inductor, by commas, of {', '.join(PEERS)}; compiling takes minutes",
+        help=f"modes of inductor, by commas, of {', '.join(PEERS)}; autotune compiles for minutes",
     )
     parser.add_argument("--quick", action="store_true", help="few turns: figures are rough")
+    parser.add_argument("--list", action="store_true", help="names of all rows")
     return parser.parse_args()
+
+
+def rows(only: str, peers: list[Contestant], quick: bool) -> dict[str, Callable[[], None]]:
+    """What is to be measured, by name."""
+    everyone = [EAGER, BY_HAND, *peers, *OURS]
+    found: dict[str, Callable[[], None]] = {}
+    for name, (workload, goal) in MODELS.items():
+        found[name] = partial(contest, name, workload, goal, everyone, quick)
+    for name, narrow in NARROW.items():
+        found[name] = partial(narrow_contest, name, narrow, quick)
+    for name, recipe in RECIPES.items():
+        found[name] = partial(training_contest, name, recipe, everyone, quick)
+    words = only.lower().split(",")
+    return {name: run for name, run in found.items() if any(w in name.lower() for w in words)}
+
+
+def warm_up(contestants: list[Contestant]) -> None:
+    """Imports, pools of processes, libraries."""
+    first = torch.nn.Linear(8, 8).cuda()
+    for one in contestants:
+        with console.status(f"warming {one.name} up"):
+            one.prepare(first, (torch.ones(2, 8, device="cuda"),))()
 
 
 @torch.no_grad()
 def main() -> None:
     """Measure and print."""
     options = arguments()
+    peers = [PEERS[name] for name in options.peers.split(",") if name]
+    todo = rows(options.only, peers, options.quick)
+    if options.list:
+        print(*todo, sep="\n")
+        return
     if not torch.cuda.is_available():
         raise SystemExit("bench/gpu.py needs a CUDA device")
-    peers = [PEERS[name] for name in options.peers.split(",") if name]
-    contestants = [EAGER, BY_HAND, *peers, *OURS]
-    first = torch.nn.Linear(8, 8).cuda()
-    for one in [FLOOR, *contestants]:  # imports, pools of processes, libraries
-        with console.status(f"warming {one.name} up"):
-            one.prepare(first, (torch.ones(2, 8, device="cuda"),))()
-    for name, (workload, goal) in MODELS.items():
-        if options.only.lower() in name.lower():
-            contest(name, workload, goal, contestants, options.quick)
-            torch.cuda.empty_cache()
-    for name, narrow in NARROW.items():
-        if options.only.lower() in name.lower():
-            narrow_contest(name, narrow, options.quick)
+    warm_up([FLOOR, EAGER, BY_HAND, *peers, *OURS])
+    failed = []
+    for k, (name, run) in enumerate(todo.items()):
+        console.rule(f"{k + 1} of {len(todo)}: {name}")
+        try:
+            run()
+        except Exception:  # the other rows are worth their time
+            console.print_exception(max_frames=6)
+            failed.append(name)
+        gc.collect()
+        torch.cuda.empty_cache()
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,46 @@ def mlp_inputs(
     return (_noise(batch, config.dim, seed=seed, dtype=dtype),)
 
 
+# ---- a chain of linear layers
+
+
+@dataclass(frozen=True)
+class ChainConfig:
+    """Widths from the input to the result, with a GELU behind each layer or behind all but the
+    last one, and the rows of the input."""
+
+    widths: tuple[int, ...] = (16, 32)
+    rows: int = 8
+    ends_in_gelu: bool = True
+
+
+CHAINS = {
+    "linear + gelu 4096": ChainConfig((4096, 4096), 4096),
+    "linear + gelu 8192": ChainConfig((8192, 8192), 8192),
+    "MLP 2048 to 8192 and back": ChainConfig((2048, 8192, 2048), 2048, ends_in_gelu=False),
+}
+
+
+class Chain(nn.Module):
+    """Linear layers one after the other."""
+
+    def __init__(self, config: ChainConfig) -> None:
+        super().__init__()
+        pairs = zip(config.widths, config.widths[1:], strict=False)
+        self.linears = nn.ModuleList(nn.Linear(*pair) for pair in pairs)
+        self.last = None if config.ends_in_gelu else len(self.linears) - 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, linear in enumerate(self.linears):
+            x = linear(x)
+            x = x if k == self.last else F.gelu(x)
+        return x
+
+
+def chain_inputs(config: ChainConfig) -> tuple[Tensor]:
+    return (_noise(config.rows, config.widths[0], seed=0, dtype=torch.float32),)
+
+
 # ---- ResNet
 
 
@@ -139,6 +179,8 @@ def resnet_inputs(
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, kind: str) -> Tensor:
     """Softmax attention over (batch, heads, length, dim); True in the mask means visible."""
+    if kind == "causal":
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     if kind == "grouped":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     if kind == "sdpa":
@@ -240,7 +282,8 @@ class LlamaConfig:
 
     `cache_update` is how new keys get into it: "index_copy" (`index_copy_`) or "index_put" (an
     assignment at a position tensor). `attention` is as in BertConfig, or "grouped": the fused
-    operator shares a head of keys between heads of queries, so that none is repeated.
+    operator shares a head of keys between heads of queries, so that none is repeated; or "causal":
+    likewise and without a mask, for a prompt that fills the whole cache.
     """
 
     layers: int = 2
@@ -328,7 +371,7 @@ class DecoderLayer(nn.Module):
         self._store(self.keys, positions, k)
         self._store(self.values, positions, _split_heads(self.value(x), config.kv_heads))
         keys, values = self.keys, self.values
-        if config.attention != "grouped":
+        if config.attention not in ("grouped", "causal"):
             times = config.heads // config.kv_heads
             keys, values = _repeat_heads(keys, times), _repeat_heads(values, times)
         return _join_heads(attention(q, keys, values, mask, config.attention))

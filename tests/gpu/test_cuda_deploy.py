@@ -246,7 +246,7 @@ def test_a_model_of_another_device_is_compiled_again(tmp_path: Path, traced: lis
 
 PROGRAM = """
 import json, sys, torch, torchair
-from torchair.codegen import kept
+from torchair.codegen import kernel_cache
 from torchair.inference import cache_compile
 
 class Net(torch.nn.Module):
@@ -264,7 +264,7 @@ call = cache_compile(Net().to(device).forward, cache_dir=folder, dynamic=False)
 there = call.path.exists()
 values = [call(x).tolist() for _ in range(4)][-1]
 heavy = [m for m in ("torch._dynamo", "torch._functorch.aot_autograd") if m in sys.modules]
-print(json.dumps([there, values, heavy, kept.store().hits, kept.store().misses]))
+print(json.dumps([there, values, heavy, kernel_cache.store().hits, kernel_cache.store().misses]))
 """
 
 

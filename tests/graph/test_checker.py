@@ -12,6 +12,9 @@ import torch
 
 import torchair
 import torchair.pipeline
+
+pytest.importorskip("transformers")
+
 from architectures import CASES as MODELS
 from compiling import compiled
 from lane_tools import Sessions

@@ -17,6 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import models
+
+pytest.importorskip("transformers")
+
 from architectures import CASES
 from compiling import compiled
 from like_eager import sharing, twin

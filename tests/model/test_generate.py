@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("transformers")
+
 from transformers import CompileConfig
 
 from generate_matrix import NAMES, VOCAB, Counting, built, outcomes

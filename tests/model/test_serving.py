@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
+
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("transformers")
+
 from chat import Numbers
 from serving.answers import Piece, StopText, Writer, pieces
 from serving.batcher import End, Event

@@ -14,6 +14,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+
+pytest.importorskip("torchao")
+pytest.importorskip("transformers")
+
 import transformers
 from torch import nn
 from torch._dynamo.guards import GuardBuilder

@@ -16,6 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 import torch.nn.functional as F
+
+pytest.importorskip("transformers")
+
 import transformers
 from torch import Tensor, nn
 

@@ -1,0 +1,225 @@
+"""`make test-cuda`: tests that need a CUDA device, in processes side by side, and a table of them.
+
+A file is run by one process or, where it takes long, by several that each take a part of its tests:
+an illegal address ends a process, and with it what would have come after. A process that is loaded
+by pytest as a plug-in (`-p gpu_tests`) chooses its part and writes down each result as it comes, so
+that a run that is stopped has a table too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = (
+    "unit/test_lower_elementwise.py",
+    "unit/test_lower_index.py",
+    "unit/test_lower_norm.py",
+    "outside/test_conformance.py",
+)
+"""Tests of the CPU's kernels, which run on a GPU where `TORCHAIR_TEST_DEVICE` says so."""
+PARTS = {
+    "gpu/test_cuda.py": 4,
+    "gpu/test_cuda_capture.py": 2,
+    "gpu/test_cuda_deploy.py": 3,
+    "gpu/test_cuda_engine.py": 3,
+    "graph/test_npu_ops.py": 3,
+    "unit/test_lower_elementwise.py": 4,
+    "unit/test_lower_index.py": 2,
+    "unit/test_lower_norm.py": 2,
+    "outside/test_conformance.py": 4,
+}
+"""Files that take longer than others, and into how many parts they are split."""
+_PART, _RESULTS = "TORCHAIR_TEST_PART", "TORCHAIR_TEST_RESULTS"
+
+
+# ---- inside of pytest
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Keep this process's part: every n-th test, so that neighbours are in different processes."""
+    part, parts = map(int, os.environ.get(_PART, "0/1").split("/"))
+    mine = items[part::parts]
+    config.hook.pytest_deselected(items=[i for k, i in enumerate(items) if k % parts != part])
+    items[:] = mine
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Append a phase of a test to the file of results."""
+    if path := os.environ.get(_RESULTS):
+        text = str(report.longrepr) if report.failed else ""
+        row = [report.nodeid, report.when, report.outcome, report.duration, text]
+        with open(path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+# ---- outside
+
+
+@dataclass
+class Task:
+    """A part of the tests of a file, and the process that runs it."""
+
+    file: str
+    part: int
+    parts: int
+    cases: bool
+    results: Path = Path()
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        where = f" {self.part + 1}/{self.parts}" if self.parts > 1 else ""
+        return f"{self.file}{where}{' on the GPU' if self.cases else ''}"
+
+    def start(self, folder: Path, words: Sequence[str]) -> None:
+        """Run pytest on this part."""
+        stem = f"{Path(self.file).stem}.{self.part}"
+        self.results, log = folder / f"{stem}.json", folder / f"{stem}.txt"
+        paths = [str(ROOT / p) for p in ("src", "tests", "tests/tools", "examples", "bench")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "2",
+            _PART: f"{self.part}/{self.parts}",
+            _RESULTS: str(self.results),
+        }
+        chosen = ["-k", "not threads and not narrow"] if self.cases else ["-m", "cuda"]
+        if self.cases:
+            environment["TORCHAIR_TEST_DEVICE"] = "cuda"
+        command = [sys.executable, "-m", "pytest", "-p", "gpu_tests", "-p", "no:cacheprovider"]
+        command += [f"tests/{self.file}", *chosen, "--tb=short", *words]
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
+            )
+        self.began = time.perf_counter()
+
+    def finish(self, note: str = "") -> None:
+        """Collect what the process has written down."""
+        self.seconds = time.perf_counter() - self.began
+        lines = self.results.read_text().splitlines() if self.results.exists() else []
+        for line in lines:
+            name, when, outcome, _, text = json.loads(line)
+            if when == "call" or outcome != "passed":
+                self.counts[outcome] += 1
+            if text:
+                self.failures.append((name, text))
+        code = self.process.returncode if self.process else 0
+        log = self.results.with_suffix(".txt").read_text(errors="replace")
+        if note or (code not in (0, 1, 5)):
+            self.failures.append((self.name, note or f"exit status {code}\n{log[-4000:]}"))
+
+
+def tasks(only: str) -> list[Task]:
+    """Everything to be run, long ones first."""
+    marked = sorted(
+        str(path.relative_to(ROOT / "tests"))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "mark.cuda" in path.read_text()
+    )
+    files = [(f, False) for f in marked if f not in CASES] + [(f, True) for f in CASES]
+    found = [
+        Task(file, part, PARTS.get(file, 1), cases)
+        for file, cases in files
+        if any(word in file for word in only.split(","))
+        for part in range(PARTS.get(file, 1))
+    ]
+    return sorted(found, key=lambda task: -task.parts)
+
+
+def run(todo: list[Task], jobs: int, folder: Path, words: Sequence[str]) -> Iterator[Task]:
+    """Run them side by side; those that have ended, as they end."""
+    waiting, running = list(todo), list[Task]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            task = waiting.pop(0)
+            task.start(folder, words)
+            running.append(task)
+        time.sleep(0.1)
+        for task in [t for t in running if t.process and t.process.poll() is not None]:
+            running.remove(task)
+            task.finish()
+            yield task
+
+
+def line(task: Task) -> str:
+    """What a task came to."""
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(task.counts.items()))
+    return f"{task.seconds:6.1f} s  {task.name:50} {kinds or 'nothing'}"
+
+
+def slowest(done: Sequence[Task], count: int) -> list[str]:
+    """The tests that took longest."""
+    times = Counter[str]()
+    for task in done:
+        if task.results.exists():
+            for row in task.results.read_text().splitlines():
+                name, _, _, seconds, _ = json.loads(row)
+                times[name] += seconds
+    return [f"{seconds:6.1f} s  {name}" for name, seconds in times.most_common(count)]
+
+
+def main() -> None:
+    """Run, and print a table, the failures and the slowest tests."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    parser.add_argument("--only", default="", help="files whose path has one of these, by commas")
+    parser.add_argument("--slowest", type=int, default=15, help="how many of the slowest to print")
+    parser.add_argument("--lines", type=int, default=25, help="of each failure")
+    parser.add_argument("words", nargs="*", help="options of pytest, after --")
+    options = parser.parse_args()
+
+    def stopped(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stopped)
+    done: list[Task] = []
+    with tempfile.TemporaryDirectory() as folder:
+        todo, begun = tasks(options.only), time.perf_counter()
+        try:
+            for task in run(todo, options.jobs, Path(folder), options.words):
+                done.append(task)
+                print(f"{len(done):3} of {len(todo)} {line(task)}", flush=True)
+        except KeyboardInterrupt:
+            for task in todo:
+                if task.process and task not in done:
+                    task.process.kill()
+                    task.process.wait()
+                    task.finish("stopped before its end")
+                    done.append(task)
+                    print(f"stopped    {line(task)}")
+            done += [t for t in todo if not t.process]
+        failures = [pair for task in done for pair in task.failures]
+        for name, text in failures:
+            print(f"\n== {name}\n" + "\n".join(text.splitlines()[-options.lines :]))
+        print("\n== slowest", *slowest(done, options.slowest), sep="\n")
+        total = sum((task.counts for task in done), Counter[str]())
+        seconds = time.perf_counter() - begun
+        print(f"\n== {dict(total)} in {seconds:.0f} s; {len(failures)} failures", flush=True)
+    missing = [task.name for task in done if not task.process]
+    if missing:
+        print("not run:", *missing)
+    sys.exit(bool(failures or missing))
+
+
+if __name__ == "__main__":
+    main()
