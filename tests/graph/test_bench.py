@@ -12,7 +12,7 @@ import pytest
 import torch
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-SHARED = ("common", "contestants", "ggml", "inside", "workloads")
+SHARED = ("common", "contestants", "ggml", "inside", "learners", "workloads")
 PROGRAMS = sorted(f.stem for f in BENCH.glob("*.py") if f.stem not in SHARED)
 
 
@@ -57,6 +57,10 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("conversion --layers 1 --rounds 1", ("FX to GE", "native code")),
         ("deep --nodes 72", ("FX to GE", "fusion", "72")),
         ("cpu --quick --only MLP --no-inductor", ("eager", "native part alone", "torchair frozen")),
+        (
+            "gpu --list --only train,chain",
+            ("train BERT 6 layers b16 t128", "train Llama", "chain linear + gelu 8192 bf16"),
+        ),
         (
             "generate --layers 1 --lengths 8 --cache dynamic --only max-autotune --here",
             ("new", "repeated", "seen", "peak"),
@@ -133,3 +137,29 @@ def test_grouped_attention_is_attention_with_repeated_heads():
     inputs = llama_inputs(plain, 5)
     expected = build(Llama, plain)(*inputs)
     torch.testing.assert_close(build(Llama, grouped)(*inputs), expected)
+
+
+def test_contestants_train_copies_of_one_model():
+    pytest.importorskip("transformers")
+    from contestants import FLOOR, OURS
+    from learners import RECIPES, prepared_step
+
+    name = "train ViT-B 6 layers b32"
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 64, "image_size": 16, "patch_size": 8}
+    recipe = RECIPES[name]
+    small = replace(recipe, batch=(2, 3, 16, 16), changes={**recipe.changes, **sizes})
+    with torch.enable_grad():
+        losses = [prepared_step(one, small, "cpu").losses for one in (FLOOR, OURS[0])]
+    assert losses[0][0] > losses[0][-1]
+    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-2, atol=0.0)
+
+
+def test_a_model_that_learns_otherwise_is_found():
+    import gpu
+    from learners import Trained
+
+    right = Trained(torch.empty, [4.0, 3.0])
+    gpu.check_losses({"eager": right, "ours": Trained(torch.empty, [4.0, 3.01])})
+    with pytest.raises(AssertionError, match="ours: losses"):
+        gpu.check_losses({"eager": right, "ours": Trained(torch.empty, [4.0, 4.0])})

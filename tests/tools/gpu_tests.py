@@ -24,6 +24,8 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = tuple(str(ROOT / p) for p in ("src", "tests", "tests/tools", "examples", "bench"))
+"""Where the processes find modules."""
 CASES = (
     "unit/test_lower_elementwise.py",
     "unit/test_lower_index.py",
@@ -94,10 +96,9 @@ class Task:
         """Run pytest on this part."""
         stem = f"{Path(self.file).stem}.{self.part}"
         self.results, log = folder / f"{stem}.json", folder / f"{stem}.txt"
-        paths = [str(ROOT / p) for p in ("src", "tests", "tests/tools", "examples", "bench")]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONPATH": os.pathsep.join(PATHS),
             "OMP_NUM_THREADS": "2",
             _PART: f"{self.part}/{self.parts}",
             _RESULTS: str(self.results),
