@@ -89,6 +89,20 @@ def test_columns_and_layouts(n, layout, packed):
     check(40, n, 96, layout, packed)
 
 
+def test_panels_are_copied_for_few_rows_too():
+    before = MACHINE.executed["tdpbf16ps"]
+    check(8, 70, 768, packed=False)
+    assert MACHINE.executed["tdpbf16ps"] > before
+
+
+def test_registers_are_shaped_once_for_tiles_of_one_height():
+    before = MACHINE.executed["ldtilecfg"]
+    check(128, 256, 64, threads=1)
+    assert MACHINE.executed["ldtilecfg"] == before + 1
+    check(40, 256, 64, symbolic=True, threads=1)  # tiles of 32 and of 8 rows in turns
+    assert MACHINE.executed["ldtilecfg"] > before + 2
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_long_sums_take_several_rounds(packed):
     check(37, 40, 3200, packed=packed)

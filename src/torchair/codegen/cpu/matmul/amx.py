@@ -62,6 +62,18 @@ def step_of(bytes_: bool) -> int:
     return LINE if bytes_ else LINE // 2
 
 
+def no_shape(w: KernelWriter) -> str:
+    """Memory that says which shape the registers of this thread have: none so far."""
+    shape = w.scratch(8)
+    w.do(f"store i64 0, ptr {shape}")
+    return shape
+
+
+def release(w: KernelWriter) -> None:
+    """Nobody uses the registers any more: the system need not save them."""
+    w.call("void", "llvm.x86.tilerelease")
+
+
 def tallest(m: Size) -> int:
     """Rows of A that a function takes, so that all take about as many."""
     if isinstance(m, SizeArgument) or m == 0:
@@ -72,11 +84,11 @@ def tallest(m: Size) -> int:
 @dataclass(frozen=True)
 class AmxCode(KernelFunction):
     """One function that adds the products of `k` columns of A and rows of a panel to a tile of
-    sums; its arguments are those of `TileCode`."""
+    sums; its arguments are those of `TileCode`, and where the shape of the registers is noted."""
 
     arguments = (
         "ptr %a, ptr %b, ptr %totals, i64 %k, i1 %first, i64 %a_row, i64 %a_k, i64 %b_row, "
-        "ptr %ahead, i64 %apart"
+        "ptr %ahead, i64 %apart, ptr %shape"
     )
     numbers: Arithmetic
     tile: Tile
@@ -104,10 +116,10 @@ class AmxCode(KernelFunction):
             self._start(t, columns)
             self._multiply(t, columns, fetch=first == 0)
             self._move(t, "llvm.x86.tilestored64", columns)
-        t.call("void", "llvm.x86.tilerelease")
 
     def _configure(self, t: KernelWriter) -> None:
-        """Say how many rows and bytes the registers have; that clears them."""
+        """Say how many rows and bytes the registers have, unless the function before had the same:
+        it takes hundreds of cycles, a tenth of a call."""
         count = len(self._heights)
         rows = [self._heights[k // self._together] for k in range(count * self._together)]
         rows = [*rows, *([0] * (_A - len(rows))), *self._heights]
@@ -118,8 +130,10 @@ class AmxCode(KernelFunction):
         given += [*rows, *[0] * (64 - len(given) - len(rows))]
         memory = t.scratch(64)
         bytes_ = ", ".join(f"i8 {x}" for x in given)
-        t.do(f"store <64 x i8> <{bytes_}>, ptr {memory}, align 64")
-        t.call("void", "llvm.x86.ldtilecfg", ("ptr", memory))
+        with t.when(t(f"icmp ne i64 {t('load i64, ptr %shape')}, {self.tile.rows}")):
+            t.do(f"store <64 x i8> <{bytes_}>, ptr {memory}, align 64")
+            t.call("void", "llvm.x86.ldtilecfg", ("ptr", memory))
+            t.do(f"store i64 {self.tile.rows}, ptr %shape")
 
     def _sums(self, row: int, column: int) -> str:
         """The number of a tile of sums."""

@@ -68,6 +68,9 @@ class ProductForm:
     def multiply(self, rows: int, a: str, totals: str, row: str) -> None:
         """Add the products of `rows` rows of A, which begin at `a` with number `row`."""
 
+    def finish(self) -> None:
+        """What is done once by each thread, when all products are there."""
+
     def scratch(self, bytes_: int) -> str:
         """The memory of this thread, of which each has so many bytes."""
         w, self.bytes = self.product.w, bytes_
@@ -115,7 +118,15 @@ class PanelForm(ProductForm):
         self.a_row, self._a_k, self._k = product.a_row, product.a_k, product.k
         self._interleave = False
         self._b_row = str(self.width)
-        self._count = self._first = ""
+        self._count = self._first = self._shape = ""
+
+    def prepare(self) -> None:
+        if self._in_tile_registers:
+            self._shape = amx.no_shape(self.product.w)
+
+    def finish(self) -> None:
+        if self._in_tile_registers:
+            amx.release(self.product.w)
 
     def define(self, rows: int) -> None:
         self.product.define(f"{self.name}{rows}", self._code(rows))
@@ -125,7 +136,7 @@ class PanelForm(ProductForm):
         p, tile = self.product, Tile(rows, self.tile.vectors)
         k = self._k if self.one_round else "%k"
         more, fetch = not self.one_round, self._fetch(rows)
-        if self._in_tile_registers and (rows > amx.FEW or amx.takes_all(p.spec)):
+        if self._takes(rows):
             return amx.AmxCode(p.numbers, tile, self.a_row, self._b_row, k, more, fetch)
         return TileCode(
             p.numbers, tile, self.a_row, self._a_k, self._b_row, k, more, fetch, self._interleave
@@ -138,6 +149,11 @@ class PanelForm(ProductForm):
         spec, machine = self.product.spec, self.product.w.machine
         whole = self.one_round or self.block % amx.step_of(spec.dtype == "i8") == 0
         return whole and not self._interleave and amx.worth_it(spec, machine)
+
+    def _takes(self, rows: int) -> bool:
+        """Whether AMX multiplies tiles of so many rows."""
+        many = rows > amx.FEW or amx.takes_all(self.product.spec)
+        return self._in_tile_registers and many
 
     def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         w, p, (_, k, n) = self.product.w, self.product, place
@@ -162,6 +178,7 @@ class PanelForm(ProductForm):
             self._a_k,
             self._b_row,
             *self._ahead(rows, row),
+            *([self._shape] if self._takes(rows) else []),
         )
 
     @property
@@ -366,6 +383,7 @@ class TileLoops:
             self.form.define(rows)
         self.form.prepare()
         self.units()
+        self.form.finish()
 
     def units(self) -> None:
         """The loop over them."""

@@ -120,6 +120,8 @@ def _forms(spec: MatMul, machine: Machine) -> tuple[FormName, FormName, int]:
     if forms.contiguous(spec) == "k" and spec.a[2] == 1:
         if isinstance(spec.k, SizeArgument):
             return "dot", "copy", 4
+        if amx.worth_it(spec, machine):
+            return "dot", "copy", amx.FEW
         if isinstance(spec.m, SizeArgument) and spec.k >= LONG:
             return "dot", "dot", 0  # half the code for nearly the same speed
         return "dot", "copy", max(4, spec.k // (12 if pairs else 6))
