@@ -137,7 +137,7 @@ def by_hand(trained: Trained) -> Trained:
     with torch.cuda.graph(graph):
         loss = trained.step()
 
-    def step() -> Tensor:
+    def step(keep: Step = trained.step) -> Tensor:  # the graph holds addresses of its model only
         graph.replay()
         return loss
 

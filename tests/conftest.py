@@ -6,14 +6,11 @@ Programs that tests start without our variables find the cache home of this run.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
 import tempfile
-import unittest
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,12 +23,6 @@ if _first:
     os.environ[_MINE] = tempfile.mkdtemp(prefix="torchair-tests-")
 os.environ.setdefault("TORCHAIR_STRICT", "1")  # a fallback that is a failure is an error
 os.environ["TORCHAIR_CACHE_DIR"] = os.environ["XDG_CACHE_HOME"] = os.environ[_MINE]
-
-if importlib.util.find_spec("expecttest") is None:
-    # Torch's databases of operators bring test cases along, which derive from one of expecttest's.
-    # None of them runs here, so where the package is missing any class will do.
-    sys.modules["expecttest"] = _stand_in = ModuleType("expecttest")
-    _stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
 
 if _processor := os.environ.get("TORCHAIR_TEST_QEMU"):
     import qemu_aarch64
