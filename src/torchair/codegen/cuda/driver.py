@@ -31,7 +31,8 @@ class DriverError(RuntimeError):
 
 
 @cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The driver's functions."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -40,16 +41,17 @@ def available() -> str | None:
     try:
         if not torch.cuda.is_available():
             return "torch finds no CUDA device"
-        _driver()
+        driver()
     except OSError as e:
         return str(e)
     return None
 
 
-def _check(code: int, what: str) -> None:
+def check(code: int, what: str) -> None:
+    """Raise what the driver says of a failure."""
     if code:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(text))
+        driver().cuGetErrorString(code, ctypes.byref(text))
         raise DriverError(f"{what}: {(text.value or b'').decode()} ({code})")
 
 
@@ -118,8 +120,8 @@ class GpuLibrary:
         numbers = []
         for attribute in (_REGISTERS, _LOCAL):
             function = self.function(entry)
-            _check(
-                _driver().cuFuncGetAttribute(ctypes.byref(found), attribute, function), entry.name
+            check(
+                driver().cuFuncGetAttribute(ctypes.byref(found), attribute, function), entry.name
             )
             numbers.append(found.value)
         return numbers[0], numbers[1]
@@ -168,29 +170,29 @@ def _text(text: str) -> bytes:
 @cache
 def _driver_version() -> str:
     found = ctypes.c_int()
-    _check(_driver().cuDriverGetVersion(ctypes.byref(found)), "version of the driver")
+    check(driver().cuDriverGetVersion(ctypes.byref(found)), "version of the driver")
     return str(found.value)
 
 
 def _linked(text: bytes, name: str) -> bytes:
     """Machine code from PTX, for the device of the current context."""
     state, code, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
-    driver = _driver()
-    _check(driver.cuLinkCreate_v2(0, None, None, ctypes.byref(state)), name)
+    loaded = driver()
+    check(loaded.cuLinkCreate_v2(0, None, None, ctypes.byref(state)), name)
     try:
         length = ctypes.c_size_t(len(text))
         given = (state, _PTX, text, length, name.encode(), 0, None, None)
-        _check(driver.cuLinkAddData_v2(*given), name)
-        _check(driver.cuLinkComplete(state, ctypes.byref(code), ctypes.byref(size)), name)
+        check(loaded.cuLinkAddData_v2(*given), name)
+        check(loaded.cuLinkComplete(state, ctypes.byref(code), ctypes.byref(size)), name)
         return ctypes.string_at(code, size.value)
     finally:
-        driver.cuLinkDestroy(state)
+        loaded.cuLinkDestroy(state)
 
 
 def _loaded(code: bytes, name: str) -> ctypes.c_void_p:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _check(_driver().cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None), name)
-    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
+    check(driver().cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None), name)
+    check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
     return function
 
 
@@ -225,7 +227,7 @@ class KernelLaunch:
         self._function = library.function(entry)
         if shared:  # with that of the kernel itself it may be more than a block has
             given = (self._function, _DYNAMIC_SHARED, shared)
-            _check(_driver().cuFuncSetAttribute(*given), entry.name)
+            check(driver().cuFuncSetAttribute(*given), entry.name)
         self.words = (ctypes.c_int64 * len(words))(*words)
         base = ctypes.addressof(self.words)
         self._arguments = (ctypes.c_void_p * len(words))(*(base + 8 * k for k in range(len(words))))
@@ -250,11 +252,11 @@ class KernelLaunch:
             ctypes.cast(self._attributes, ctypes.c_void_p),
             len(attributes),
         )
-        self._launch = _driver().cuLaunchKernelEx
+        self._launch = driver().cuLaunchKernelEx
         self._given = (ctypes.byref(self._config), self._function, self._arguments, None)
 
     def __call__(self, stream: int) -> None:
         self._config.stream = stream
         code = self._launch(*self._given)
         if code:
-            _check(code, self.name)
+            check(code, self.name)

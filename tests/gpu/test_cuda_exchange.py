@@ -1,0 +1,430 @@
+"""Replays that read arguments and write results where the caller has them: nodes of recorded graphs
+through a driver of this file, calls over memory of the host, and the same on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from capture_tools import compiled, counted, equal, fresh
+from torchair.capture import base, exchange
+from torchair.capture.exchange import ALIGNED, ExchangedRecording, Recorded, StandIns
+from torchair.codegen.cuda import graphs
+from torchair.codegen.cuda.driver import DriverError
+from torchair.codegen.cuda.graphs import ExecutableGraph, Node, Patch, Piece, moved, nodes_of
+from torchair.errors import InputError
+
+A, B = Piece(0x1000, 0x51000, 64), Piece(0x2000, 0x62000, 32)
+
+
+def kernel(*words: int, launch: int = 7) -> Node:
+    return Node(1, 0, (launch,), list(words))
+
+
+def test_addresses_are_words_that_move_as_a_piece_does() -> None:
+    first = [kernel(0x1010, 5, 0x9999), kernel(0x2000, 0x1000)]
+    second = [kernel(0x51010, 5, 0x9999), kernel(0x62000, 0x51000)]
+    assert moved(first, second, [A, B]) == [
+        Patch(0, 0, 0, 0x10), Patch(1, 0, 1, 0), Patch(1, 1, 0, 0),
+    ]  # fmt: skip
+
+
+def test_the_end_of_a_piece_is_its_own_unless_another_begins_there() -> None:
+    low, high = Piece(0x1000, 0x5000, 64), Piece(0x1040, 0x5040, 64)
+    assert moved([kernel(0x1040)], [kernel(0x5040)], [low]) == [Patch(0, 0, 0, 64)]
+    assert moved([kernel(0x1040)], [kernel(0x5040)], [low, high]) == [Patch(0, 0, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([kernel(0x1000)], [kernel(0x51008)]),  # another place of the piece
+        ([kernel(0x3000)], [kernel(0x53000)]),  # memory of something else
+        ([kernel(0x1000 >> 4)], [kernel(0x51000 >> 4)]),  # not the address itself
+        ([kernel(1)], [kernel(1, launch=8)]),  # another kernel
+        ([kernel(1)], [kernel(1), kernel(1)]),
+        ([Node(1, 1, (), [0x1000])], [Node(1, 1, (), [0x51000])]),  # a copy, no kernel
+    ],
+)
+def test_recordings_that_differ_otherwise_are_not_understood(
+    first: list[Node], second: list[Node]
+) -> None:
+    with pytest.raises(DriverError):
+        moved(first, second, [A, B])
+
+
+class FakeDriver:
+    """A driver with one graph: kernels as lists of arguments, which are bytes."""
+
+    def __init__(self, kernels: Sequence[Sequence[bytes]]) -> None:
+        self.kernels = [list(k) for k in kernels]
+        self.kinds = [0] * len(kernels)
+        self.set: list[tuple[int, list[bytes]]] = []
+        self.copy = [0] * 25
+        self.refuses = False
+        self._kept: list[Any] = []
+
+    def cuGraphGetNodes(self, graph: Any, handles: Any, count: Any) -> int:
+        count._obj.value = len(self.kinds)
+        if handles is not None:
+            handles[:] = [k + 1 for k in range(len(self.kinds))]
+        return 0
+
+    def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:
+        kind._obj.value = self.kinds[node.value - 1]
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node: Any, params: Any) -> int:
+        arguments = [ctypes.create_string_buffer(a, len(a)) for a in self.kernels[node.value - 1]]
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        self._kept += [arguments, pointers]
+        params._obj.function = node.value
+        params._obj.arguments = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
+        return 0
+
+    def cuFuncGetParamInfo(self, function: Any, index: Any, offset: Any, size: Any) -> int:
+        sizes = [len(a) for a in self.kernels[function.value - 1]]
+        if index.value >= len(sizes):
+            return 1
+        size._obj.value = sizes[index.value]
+        return 0
+
+    def cuGraphMemcpyNodeGetParams(self, node: Any, raw: Any) -> int:
+        raw[:] = self.copy
+        return 0
+
+    def cuGraphInstantiateWithFlags(self, made: Any, graph: Any, flags: Any) -> int:
+        made._obj.value = 99
+        return 0
+
+    def cuGraphExecKernelNodeSetParams_v2(self, run: Any, node: Any, params: Any) -> int:
+        p, sizes = params._obj, [len(a) for a in self.kernels[node.value - 1]]
+        read = [ctypes.string_at(p.arguments[k], size) for k, size in enumerate(sizes)]
+        self.set.append((node.value - 1, read))
+        return 400 if self.refuses else 0
+
+    def cuGetErrorString(self, code: int, text: Any) -> int:
+        text._obj.value = b"invalid resource handle"
+        return 0
+
+    def cuGraphLaunch(self, run: Any, stream: Any) -> int:
+        return 0
+
+    def cuGraphExecDestroy(self, run: Any) -> int:
+        return 0
+
+
+def word(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeDriver]:
+    def use(*kernels: Sequence[bytes]) -> FakeDriver:
+        made = FakeDriver(kernels)
+        monkeypatch.setattr(graphs, "driver", lambda: made)
+        monkeypatch.setattr("torchair.codegen.cuda.driver.driver", lambda: made)
+        return made
+
+    return use
+
+
+def test_only_kernels_that_read_what_has_moved_get_new_arguments(driver: Any) -> None:
+    """A structure with two addresses, an odd argument, a kernel that reads nothing of it."""
+    structure = word(0x1000) + word(3) + word(0x2008)
+    made = driver([structure, b"\x05\x00\x00"], [word(1)], [word(0x2000)])
+    nodes = nodes_of(1)
+    run = ExecutableGraph(
+        1, nodes, [Patch(0, 0, 0, 0), Patch(0, 2, 1, 8), Patch(2, 0, 1, 0)], pieces=2
+    )
+    assert [run.readers(k) for k in range(2)] == [1, 2]
+    run.exchange([(0, 0x7000)])
+    run.exchange([(0, 0x8000), (1, 0x9000)])
+    assert made.set == [
+        (0, [word(0x7000) + word(3) + word(0x2008), b"\x05\x00\x00"]),
+        (0, [word(0x8000) + word(3) + word(0x9008), b"\x05\x00\x00"]),
+        (2, [word(0x9000)]),
+    ]
+
+
+def test_a_driver_that_refuses_is_an_error(driver: Any) -> None:
+    made = driver([word(0x1000)])
+    run = ExecutableGraph(1, nodes_of(1), [Patch(0, 0, 0, 0)], pieces=1)
+    made.refuses = True
+    with pytest.raises(DriverError, match="invalid resource handle"):
+        run.exchange([(0, 0x7000)])
+
+
+@pytest.mark.parametrize(("kind", "understood"), [(5, True), (3, False), (10, False)])
+def test_nodes_that_may_hold_addresses_elsewhere_are_refused(
+    driver: Any, kind: int, understood: bool
+) -> None:
+    """An empty node, a call on the host, an allocation."""
+    made = driver([word(1)])
+    made.kinds = [kind]
+    if understood:
+        assert len(nodes_of(1)) == 1
+        return
+    with pytest.raises(DriverError, match="kind"):
+        nodes_of(1)
+
+
+def test_copies_from_the_host_are_refused(driver: Any) -> None:
+    """They may bring addresses that no argument shows."""
+    made = driver([word(1)])
+    made.kinds, made.copy[4], made.copy[15] = [1], 2, 2 | 0xABC << 32
+    assert len(nodes_of(1)) == 1
+    made.copy[4] = 1
+    with pytest.raises(DriverError, match="host"):
+        nodes_of(1)
+
+
+# ---- calls, over memory of the host
+
+
+def over_address(address: int, device: torch.device, size: int) -> torch.UntypedStorage:
+    memory = (ctypes.c_char * size).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+
+ACCELERATOR: Any = SimpleNamespace(storage_at=over_address)
+
+
+def test_stand_ins_are_apart_in_both_places() -> None:
+    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [100, 0, 512, 7])
+    here, there = stand_ins.pieces(0), stand_ins.pieces(1)
+    for a, b in zip(here, there, strict=True):
+        assert (a.first, a.second) == (b.second, b.first) and a.first != a.second
+    spans = sorted((p.first, p.first + p.size) for p in here)
+    assert all(end < start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(p.first % ALIGNED == 0 and p.second % ALIGNED == 0 for p in here)
+    assert stand_ins.storage(2, 3).data_ptr() == there[2].first
+    assert stand_ins.number_at(there[3].first, 1) == 3
+    assert stand_ins.number_at(there[3].first, 0) is None
+
+
+class Run:
+    """In the place of a graph: y = 2 x + u, z = x + 1, at the addresses that it was given."""
+
+    def __init__(self, count: int, readers: int = 1) -> None:
+        self.at = [0] * 3
+        self.count, self._readers = count, readers
+        self.exchanged: list[list[int]] = []
+        self.refuses = False
+        self.update = torch.zeros(count)
+
+    def readers(self, piece: int) -> int:
+        return self._readers
+
+    def exchange(self, addresses: Sequence[tuple[int, int]]) -> None:
+        if self.refuses:
+            raise DriverError("refused")
+        self.exchanged.append([piece for piece, _ in addresses])
+        for piece, address in addresses:
+            self.at[piece] = address
+
+    def _tensor(self, piece: int) -> torch.Tensor:
+        memory = (ctypes.c_float * self.count).from_address(self.at[piece])
+        return torch.frombuffer(memory, dtype=torch.float32)
+
+    def launch(self, stream: int) -> None:
+        x = self._tensor(0).clone()
+        self.update.add_(1)
+        self._tensor(1).copy_(2 * x + self.update)
+        self._tensor(2).copy_(x + 1)
+
+
+class Pool:
+    """In the place of a `PoolOwner`."""
+
+    device = torch.device("cpu")
+
+    def input_like(self, position: int, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+
+    def result_at(self, address: int, size: int) -> torch.UntypedStorage:
+        return over_address(address, self.device, size)
+
+
+ORDER: Any = SimpleNamespace(enter=lambda: 0, on_device=lambda launch, stream: launch(stream))
+ROWS, COLUMNS = 64, 4
+COUNT = ROWS * COLUMNS
+
+
+def aligned(shift: int = 0) -> torch.Tensor:
+    """A tensor of the size of the argument that begins at a multiple of `ALIGNED`, or beside."""
+    memory = torch.randn(COUNT + 2 * ALIGNED)
+    begin = (-memory.data_ptr() % ALIGNED) // 4 + shift
+    return memory[begin : begin + COUNT].view(ROWS, COLUMNS)
+
+
+class Calls:
+    """A recording with one argument, an update, and two results of which the first has a view."""
+
+    def __init__(self, updated: torch.Tensor | None = None, **options: Any) -> None:
+        self.run = Run(COUNT, **options)
+        size = 4 * COUNT
+        stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [size] * 3)
+        places = [(stand_ins.pieces(0)[k].first, size) for k in (1, 2)]
+        shape = (ROWS, COLUMNS)
+        sources = [
+            base.Pooled(0, torch.float32, shape, (COLUMNS, 1)),
+            base.Pooled(0, torch.float32, (COLUMNS,), (1,), offset=COLUMNS),
+            base.Pooled(1, torch.float32, shape, (COLUMNS, 1)),
+        ]
+        self.stand_ins = stand_ins
+        found: Any = SimpleNamespace(
+            sources=sources, places=places, constants=[], storages=[]
+        )
+        made: Any = Recorded(None, self.run, found, stand_ins.sizes, {0: 1, 1: 2})  # type: ignore[arg-type]
+        mutated = () if updated is None else (1,)
+        args = [aligned(), *([] if updated is None else [updated])]
+        kinds = base.ArgumentKinds((), (0,), mutated)
+        request = base.ToCapture("graph_1", lambda *a: (), args, kinds, base.CaptureOptions())
+        self.recording = ExchangedRecording(
+            made, Pool(), ORDER, request, [0], [], self._again  # type: ignore[arg-type]
+        )
+        self.again = 0
+        self.updates = 0
+
+    def _again(self, args: Sequence[Any]) -> Any:
+        self.again += 1
+        raise InputError("captured with copies")
+
+    def __call__(self, x: torch.Tensor, *more: Any) -> tuple[torch.Tensor, ...]:
+        self.updates += 1
+        wanted = 2 * x + self.updates
+        y, row, z = self.recording.call([x, *more], True)
+        equal((y, row, z), (wanted, wanted[1], x + 1))
+        assert row.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+        return y, row, z
+
+
+def test_results_belong_to_the_caller() -> None:
+    calls, kept = Calls(), []
+    for _ in range(4):
+        x = aligned()
+        results = calls(x)
+        kept.append((results, [r.clone() for r in results]))
+    for results, before in kept:
+        equal(list(results), before)
+    assert calls.recording.private == 0
+
+
+def test_arguments_that_stay_are_not_exchanged() -> None:
+    calls, x, y = Calls(), aligned(), aligned()
+    for given in (x, x, y, y, x):
+        calls(given)
+    assert [0 in pieces for pieces in calls.run.exchanged].count(True) == 3
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: aligned(shift=1),
+        lambda: aligned().t().contiguous().t(),
+        lambda: aligned()[:, :1].expand(ROWS, COLUMNS),
+    ],
+)
+def test_odd_arguments_are_copied_and_others_again_not(odd: Callable[[], torch.Tensor]) -> None:
+    calls = Calls()
+    calls(aligned())
+    for _ in range(2):
+        x = odd()
+        calls(x)
+        x.clone().add_(1)
+    assert calls.recording.private == 1
+    x = aligned()
+    calls(x)
+    assert calls.run.at[0] == x.data_ptr()
+
+
+def test_what_a_graph_updates_is_read_as_it_was() -> None:
+    """An argument that overlaps what is updated is copied before."""
+    memory = aligned()
+    calls = Calls(updated=memory)
+    calls(aligned(), memory)
+    assert not calls.recording.private
+    calls(memory.view(ROWS, COLUMNS), memory)
+    assert calls.recording.private == 1
+
+
+def test_what_many_kernels_read_is_copied_if_it_is_small() -> None:
+    few, many = Calls(readers=2), Calls(readers=50)
+    few(aligned())
+    many(aligned())
+    assert (few.recording.private, many.recording.private) == (0, 1)
+
+
+def test_other_types_and_sizes_are_errors() -> None:
+    calls = Calls()
+    for wrong in (aligned().double(), aligned()[1:]):
+        with pytest.raises(InputError, match="does not fit"):
+            calls.recording.call([wrong], True)
+
+
+def test_a_graph_is_captured_with_copies_if_the_driver_refuses() -> None:
+    calls = Calls()
+    calls(aligned())
+    calls.run.refuses = True
+    with pytest.raises(InputError, match="captured with copies"):
+        calls.recording.call([aligned()], True)
+    assert calls.again == 1
+
+
+def test_a_second_replay_has_results_of_its_own() -> None:
+    calls, x = Calls(), aligned()
+    first = calls(x)[0]
+    before = first.clone()
+    calls.recording.replay()
+    equal(first, before)
+    equal(calls.recording.results([x], True)[0], 2 * x + 2)
+
+
+class Nodes:
+    """Graphs whose memory of a pool is elsewhere in the first recordings."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stand_ins: StandIns, unsteady: int) -> None:
+        self.recordings = 0
+        self._unsteady, self._stand_ins = unsteady, stand_ins
+        monkeypatch.setattr(exchange, "nodes_of", lambda graph: self._nodes(graph))
+        monkeypatch.setattr(exchange, "ExecutableGraph", lambda *args: args)
+
+    def _nodes(self, turn: int) -> list[Node]:
+        pool = 0x777000 + min(turn, self._unsteady) * 512
+        return [kernel(self._stand_ins.pieces(turn)[0].first, pool)]
+
+    def record(self, turn: int) -> tuple[Any, Any]:
+        self.recordings += 1
+        places = [(self._stand_ins.pieces(turn)[k].first, 8) for k in (0, 1)]
+        graph = SimpleNamespace(raw_cuda_graph=lambda: turn)
+        return graph, SimpleNamespace(places=[(5, 8), *places])
+
+
+@pytest.mark.parametrize("unsteady", [0, 1, 2])
+def test_recording_is_repeated_until_memory_of_the_pool_stays(
+    monkeypatch: pytest.MonkeyPatch, unsteady: int
+) -> None:
+    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 8])
+    nodes = Nodes(monkeypatch, stand_ins, unsteady)
+    made: Any = exchange.recorded(nodes.record, stand_ins, 1)
+    assert nodes.recordings == unsteady + 2
+    graph, _, patches, pieces = made.run
+    assert (graph, patches, pieces) == (unsteady + 1, [Patch(0, 0, 0, 0)], 2)
+    assert made.groups == {2: 1}  # the first group is in the pool, the second is the argument
+
+
+def test_recording_ends_where_memory_of_the_pool_never_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 8])
+    nodes = Nodes(monkeypatch, stand_ins, 100)
+    with pytest.raises(DriverError, match="no known reason"):
+        exchange.recorded(nodes.record, stand_ins, 1)
