@@ -1,9 +1,9 @@
 """Replays without copies: a captured graph reads arguments and writes results where they are, since
 their addresses are exchanged before a launch (`codegen/cuda/graphs.py`).
 
-While a graph is recorded, memory that nothing is computed in stands for arguments and results. It
-is recorded until two recordings in turn differ by nothing but the addresses of that memory. Where a
-graph cannot be understood that way, its replays copy, see `DeviceRecording`.
+While a graph is recorded, memory that nothing is computed in stands for arguments and results, in
+each recording at other addresses than in the one before. What differs tells where addresses are. If
+a graph cannot be understood that way, its replays copy, see `DeviceRecording`.
 
 A call then compares addresses with those of the call before. Those that have moved are exchanged,
 which changes future launches only: one that is under way has its own. An argument is copied to
@@ -38,7 +38,7 @@ ALIGNED = 256
 """Bytes. Kernels were chosen for addresses that are multiples of it."""
 _SHIFT = 512 * 1025  # bytes between the two places of a piece
 _GAP = 4096  # bytes between pieces: the end of one is not the begin of the next
-_RECORDINGS = 4  # the first ones may leave memory of a pool in another order
+_RECORDINGS = 4  # at most; what differs in any two of them is known after three
 
 EXCHANGE = 1.2e-6
 COPY = 6e-6
@@ -100,16 +100,17 @@ class Recorded:
 def recorded(
     record: Callable[[int], tuple[Any, ResultForms]], stand_ins: StandIns, arguments: int
 ) -> Recorded:
-    """Record until two recordings differ by the addresses of pieces alone; DriverError where they
-    never do. `record` is given the number of the recording; the first pieces are `arguments`."""
-    before: list[Node] | None = None
+    """Record until it is known where addresses of pieces are; DriverError where that does not come
+    out. `record` is given the number of the recording; the first pieces are `arguments`."""
+    before: list[Node] | None = None  # of the last recording,
+    earlier: list[Node] | None = None  # of the one before
     error = DriverError("nothing was recorded")
     for turn in range(_RECORDINGS):
         graph, found = record(turn)
         nodes = nodes_of(graph.raw_cuda_graph())
         if before is not None:
             try:
-                patches = moved(before, nodes, stand_ins.pieces(turn - 1))
+                patches = moved(before, nodes, stand_ins.pieces(turn - 1), earlier)
             except DriverError as e:
                 error = e
             else:
@@ -117,7 +118,7 @@ def recorded(
                 numbers = [stand_ins.number_at(address, turn) for address, _ in found.places]
                 groups = {g: n for g, n in enumerate(numbers) if n is not None and n >= arguments}
                 return Recorded(graph, run, found, stand_ins.sizes, groups)
-        before = nodes
+        earlier, before = before, nodes
     raise error
 
 

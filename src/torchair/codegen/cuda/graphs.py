@@ -2,10 +2,15 @@
 memory, and how to exchange them in the graph that runs. Knows no tensors and no plans.
 
 Nothing says which bytes of an argument are an address: kernels of libraries take structures, tensor
-maps among them. So the same work is recorded twice, with the same memory but for some pieces, each
-of which has another address in the second recording. A word that differs by exactly as much as one
-of the pieces has moved, and lay in it before, is an address in that piece. If anything else differs
-the graph is not understood, and its memory cannot be exchanged.
+maps among them. So the same work is recorded twice, with some pieces of memory elsewhere in the
+second recording. A word that differs by exactly as much as one of the pieces has moved, and lay in
+it before, is an address in that piece.
+
+Arguments have gaps that nobody has written: what the stack held is left there. In them the low half
+of an address may stand alone; it is treated as an address, which does no harm. What differs between
+two recordings whose pieces are at the same places does not follow from these places, and is as good
+as it was recorded. If a word differs for none of these reasons the graph is not understood, and its
+memory cannot be exchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torchair.codegen.cuda.driver import DriverError, check, driver
 
@@ -22,6 +27,7 @@ _QUIET = frozenset({5, 6, 7})  # nothing is read or written: empty nodes, events
 _INVALID_VALUE = 1
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2  # keys of a list of extra arguments
 _WORD = 8
+_LOW = 0xFFFFFFFF
 _ALIGNED = 64  # bytes: where an argument begins in our copy of it
 _MEMORY_TYPES, _DEVICE_MEMORY = (4, 15), 2  # words of a copy, and the number of a type
 _COPY_BYTES, _SET_BYTES = 200, 40  # sizes of structures that describe copies and fills
@@ -57,17 +63,22 @@ class Node:
     kind: int
     launch: tuple[int, ...] = ()  # function, grid, block, shared memory: must be equal
     words: list[int] = field(default_factory=list)
-    params: Any = None  # of a kernel: what the driver takes, over `buffer`
-    buffer: Any = None
+    buffer: Any = None  # the same, where `params` refers to
+    params: Any = None  # what the driver takes
+    held: Any = None  # what that refers to
+
+
+Half = Literal["", "low", "high"]
 
 
 class Patch(NamedTuple):
-    """A word of a node that is an address in a piece."""
+    """A word of a node that is an address in a piece, or half a word that is its low half."""
 
     node: int
     word: int
     piece: int
     offset: int
+    half: Half = ""
 
 
 def nodes_of(graph: int) -> list[Node]:
@@ -97,16 +108,14 @@ def _node(handle: int) -> Node:
 def _read_raw(node: Node) -> None:
     """A copy or a fill: its description as words."""
     size = _COPY_BYTES if node.kind == _MEMCPY else _SET_BYTES
-    raw = (ctypes.c_uint64 * (size // _WORD))()
+    node.buffer = node.params = (ctypes.c_uint64 * (size // _WORD))()
     name = "cuGraphMemcpyNodeGetParams" if node.kind == _MEMCPY else "cuGraphMemsetNodeGetParams"
-    read = getattr(driver(), name)
-    check(read(ctypes.c_void_p(node.handle), raw), name)
-    node.words = list(raw)
-    if node.kind == _MEMCPY:
-        for word in _MEMORY_TYPES:  # the rest of the word is padding
-            node.words[word] &= 0xFFFFFFFF
-            if node.words[word] != _DEVICE_MEMORY:
-                raise DriverError("a graph copies from the host, perhaps addresses")
+    check(getattr(driver(), name)(ctypes.c_void_p(node.handle), node.params), name)
+    node.words = list(node.buffer)
+    for word in _MEMORY_TYPES if node.kind == _MEMCPY else ():
+        node.words[word] &= _LOW  # the rest of the word is padding
+        if node.words[word] != _DEVICE_MEMORY:
+            raise DriverError("a graph copies from the host, perhaps addresses")
 
 
 def _read_kernel(node: Node) -> None:
@@ -116,30 +125,30 @@ def _read_kernel(node: Node) -> None:
     p = params
     shape = (p.grid_x, p.grid_y, p.grid_z, p.block_x, p.block_y, p.block_z, p.shared)
     node.launch = (p.function or 0, p.kernel or 0, *shape)
-    places: list[tuple[int, int]] = []  # in our copy: where an argument begins, and its size
-    if p.extra and not p.arguments:
-        sources = [_extra(p.extra)]
-    else:
-        sources = [(p.arguments[k], size) for k, size in enumerate(_sizes(p))]
-    end = 0
+    block = not p.arguments and bool(p.extra)
+    sources = [_block(p.extra)] if block else [(p.arguments[k] or 0, n) for k, n in _sizes(p)]
+    starts, end = [], 0
     for _, size in sources:
-        places.append((end, size))
+        starts.append(end)
         end += -(-size // _ALIGNED) * _ALIGNED
     node.buffer = (ctypes.c_uint64 * (end // _WORD))()
     base = ctypes.addressof(node.buffer)
-    for (address, size), (at, _) in zip(sources, places, strict=True):
-        ctypes.memmove(base + at, address, size)
+    for (address, size), start in zip(sources, starts, strict=True):
+        ctypes.memmove(base + start, address, size)
     node.words = list(node.buffer)
-    if p.extra and not p.arguments:
-        raise DriverError("a kernel has its arguments in one block")
-    pointers = (ctypes.c_void_p * max(1, len(places)))(*(base + at for at, _ in places))
-    params.arguments = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
-    params.extra = None
-    node.params = (params, pointers)  # the structure refers to them
+    if block:
+        size_of = ctypes.c_size_t(sources[0][1])
+        list_of = (_BUFFER_POINTER, base, _BUFFER_SIZE, ctypes.addressof(size_of), None)
+        node.held = (size_of, (ctypes.c_void_p * len(list_of))(*list_of))
+        params.extra = ctypes.cast(node.held[1], ctypes.POINTER(ctypes.c_void_p))
+    else:
+        node.held = (ctypes.c_void_p * max(1, len(starts)))(*(base + start for start in starts))
+        params.arguments = ctypes.cast(node.held, ctypes.POINTER(ctypes.c_void_p))
+    node.params = params
 
 
-def _extra(extra: Any) -> tuple[int, int]:
-    """Arguments that were given as one block of memory."""
+def _block(extra: Any) -> tuple[int, int]:
+    """Arguments that were given as one block of memory: its address and its size."""
     address, size, k = 0, 0, 0
     while extra[k]:
         if extra[k] == _BUFFER_POINTER:
@@ -150,39 +159,51 @@ def _extra(extra: Any) -> tuple[int, int]:
     return address, size
 
 
-def _sizes(params: _KernelParams) -> list[int]:
-    """Bytes of each argument of a kernel."""
+def _sizes(params: _KernelParams) -> list[tuple[int, int]]:
+    """Each argument of a kernel with its bytes."""
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     if params.kernel:
         ask, of = driver().cuKernelGetParamInfo, params.kernel
     else:
         ask, of = driver().cuFuncGetParamInfo, params.function
-    sizes: list[int] = []
+    sizes: list[tuple[int, int]] = []
     while True:
         given = (ctypes.c_void_p(of), ctypes.c_size_t(len(sizes)))
         code = ask(*given, ctypes.byref(offset), ctypes.byref(size))
         if code == _INVALID_VALUE:
             return sizes
         check(code, "the size of an argument")
-        sizes.append(size.value)
+        sizes.append((len(sizes), size.value))
 
 
-def moved(first: Sequence[Node], second: Sequence[Node], pieces: Sequence[Piece]) -> list[Patch]:
-    """All words that are addresses in pieces; DriverError where the recordings differ otherwise."""
-    if len(first) != len(second):
+def moved(
+    first: Sequence[Node],
+    second: Sequence[Node],
+    pieces: Sequence[Piece],
+    before: Sequence[Node] | None = None,
+) -> list[Patch]:
+    """All words that are addresses in pieces; DriverError where the recordings differ otherwise. In
+    a recording `before` both of them pieces were where they are in the second."""
+    if not len(first) == len(second) == len(second if before is None else before):
         raise DriverError(f"{len(first)} nodes became {len(second)}")
     found: list[Patch] = []
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
+        known = None if before is None else before[number].words
         same = (a.kind, a.launch, len(a.words)) == (b.kind, b.launch, len(b.words))
-        if not same:
+        if not same or (known is not None and len(known) != len(b.words)):
             raise DriverError(f"node {number} is launched in another way")
         for word, (x, y) in enumerate(zip(a.words, b.words, strict=True)):
             if x == y:
                 continue
             k = _piece(x, y, pieces)
-            if k is None or a.kind != _KERNEL:
-                raise DriverError(f"word {word} of node {number} differs for no known reason")
-            found.append(Patch(number, word, k, x - pieces[k].first))
+            if k is not None:
+                found.append(Patch(number, word, k, x - pieces[k].first))
+                continue
+            patches = _halves(number, word, x, y, pieces, None if known is None else known[word])
+            if patches is None:
+                values = f"{x:#x} and {y:#x} in word {word}"
+                raise DriverError(f"node {number} has {values}, for no known reason")
+            found += patches
     return found
 
 
@@ -198,6 +219,25 @@ def _piece(x: int, y: int, pieces: Sequence[Piece]) -> int | None:
     return end
 
 
+def _halves(
+    node: int, word: int, x: int, y: int, pieces: Sequence[Piece], before: int | None
+) -> list[Patch] | None:
+    """The same for halves of a word; None where one is not understood."""
+    found: list[Patch] = []
+    halves: tuple[tuple[Half, int], ...] = (("low", 0), ("high", 32))
+    for half, shift in halves:
+        low_x, low_y = x >> shift & _LOW, y >> shift & _LOW
+        if low_x == low_y:
+            continue
+        lower = [Piece(p.first & _LOW, p.second & _LOW, p.size) for p in pieces]
+        k = _piece(low_x, low_y, lower)
+        if k is not None:
+            found.append(Patch(node, word, k, low_x - lower[k].first, half))
+        elif before is None or before >> shift & _LOW == low_y:
+            return None
+    return found
+
+
 class ExecutableGraph:
     """A graph that can be launched, and in which the memory of pieces can be exchanged."""
 
@@ -205,36 +245,41 @@ class ExecutableGraph:
         self, graph: int, nodes: Sequence[Node], patches: Sequence[Patch], pieces: int
     ) -> None:
         """`graph` and `nodes` must outlive it; `pieces` is their number."""
-        self._exec = ctypes.c_void_p()
-        made = (ctypes.byref(self._exec), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
-        check(driver().cuGraphInstantiateWithFlags(*made), "a graph")
         known = driver()
+        self._exec, context = ctypes.c_void_p(), ctypes.c_void_p()
+        check(known.cuCtxGetCurrent(ctypes.byref(context)), "a context")
+        made = (ctypes.byref(self._exec), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
+        check(known.cuGraphInstantiateWithFlags(*made), "a graph")
         self._launch, self._destroy = known.cuGraphLaunch, known.cuGraphExecDestroy
-        self._set = known.cuGraphExecKernelNodeSetParams_v2
-        touched = sorted({p.node for p in patches})
-        given = {n: (ctypes.c_void_p(nodes[n].handle), nodes[n].params) for n in touched}
-        self._given = {
-            n: (self._exec, handle, ctypes.byref(params[0]))
-            for n, (handle, params) in given.items()
+        setters = {
+            _KERNEL: (known.cuGraphExecKernelNodeSetParams_v2, ()),
+            _MEMCPY: (known.cuGraphExecMemcpyNodeSetParams, (context,)),
+            _MEMSET: (known.cuGraphExecMemsetNodeSetParams, (context,)),
         }
-        self._held = [(nodes[n].params, nodes[n].buffer) for n in touched]
-        self._words: list[list[tuple[Any, int, int, int]]] = [[] for _ in range(pieces)]
+        self._set: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        self._held = [nodes[n] for n in {p.node for p in patches}]
+        self._words: list[list[tuple[Any, int, int, int, int]]] = [[] for _ in range(pieces)]
         for p in patches:
-            self._words[p.piece].append((nodes[p.node].buffer, p.word, p.offset, p.node))
+            node = nodes[p.node]
+            setter, more = setters[node.kind]
+            given = (self._exec, ctypes.c_void_p(node.handle), ctypes.byref(node.params), *more)
+            self._set[p.node] = setter, given
+            self._words[p.piece].append((*_word(node.buffer, p), p.offset, p.node))
 
     def readers(self, piece: int) -> int:
-        """How many kernels take addresses in a piece."""
+        """How many nodes have addresses in a piece."""
         return len({n for *_, n in self._words[piece]})
 
     def exchange(self, addresses: Sequence[tuple[int, int]]) -> None:
         """Let future launches find pieces elsewhere: (piece, address) of each that has moved."""
         touched: dict[int, None] = {}
         for piece, address in addresses:
-            for buffer, word, offset, node in self._words[piece]:
-                buffer[word] = address + offset
+            for buffer, index, mask, offset, node in self._words[piece]:
+                buffer[index] = (address + offset) & mask
                 touched[node] = None
         for node in touched:
-            code = self._set(*self._given[node])
+            setter, given = self._set[node]
+            code = setter(*given)
             if code:
                 check(code, f"new arguments for node {node}")
 
@@ -247,3 +292,11 @@ class ExecutableGraph:
     def __del__(self) -> None:
         if self._exec and hasattr(self, "_destroy"):
             self._destroy(self._exec)
+
+
+def _word(buffer: Any, patch: Patch) -> tuple[Any, int, int]:
+    """Where a patch writes: an array, the index there, and the bits of an address that fit."""
+    if not patch.half:
+        return buffer, patch.word, 2**64 - 1
+    halves = (ctypes.c_uint32 * (2 * len(buffer))).from_buffer(buffer)
+    return halves, 2 * patch.word + (patch.half == "high"), _LOW
