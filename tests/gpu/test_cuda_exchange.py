@@ -3,16 +3,23 @@ through a driver of this file, calls over memory of the host, and the same on a 
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
 
-from capture_tools import equal
+import torchair
+from capture_tools import compiled, equal, fresh
+from tolerance import assert_close, double_copy, tensors, to_double
 from torchair.capture import base, exchange
 from torchair.capture.exchange import ALIGNED, ExchangedRecording, Recorded, StandIns
 from torchair.codegen.cuda import graphs
@@ -510,3 +517,241 @@ def test_a_graph_that_is_not_understood_is_an_error(monkeypatch: pytest.MonkeyPa
     with pytest.raises(DriverError, match="no known reason"):
         exchange.recorded(nodes.record, stand_ins, 1)
     assert nodes.recordings > 2
+
+
+# ---- on a GPU
+
+
+BF16 = torch.bfloat16
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def autotuned(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(fn, backend=torchair.get_npu_backend(), dynamic=False)
+
+
+MODES = {"max-autotune": autotuned, "reduce-overhead": compiled}
+
+
+class Layers(nn.Module):
+    """A product of a library and kernels of our own."""
+
+    def __init__(self, size: int = 256, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size, device="cuda", dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(self.linear(x)) * 2
+
+
+def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 3
+    return y, y.view(-1), y[3:5], x, x[1:], (x + 1)[2:]
+
+
+def moved_about(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x[i] * 2, torch.cat([x, x * 2]), x.cumsum(0), x.clone(), torch.zeros_like(x)
+
+
+def sorted_out(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.sort(-1)[0], torch.linalg.norm(x), x.softmax(0), x.std(1)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def judge(fn: Callable[..., Any], args: tuple[torch.Tensor, ...], got: Any) -> None:
+    """Results are as near to float64 as those of eager, and laid out like them."""
+    eager = fn(*args)
+    exact = double_copy(fn) if isinstance(fn, nn.Module) else fn
+    assert_close(got, eager, exact(*to_double(args)))
+    for mine, theirs in zip(tensors(got), tensors(eager), strict=True):
+        assert mine.stride() == theirs.stride()
+
+
+Case = tuple[Callable[[], Callable[..., Any]], Callable[[int], tuple[torch.Tensor, ...]]]
+CASES: dict[str, Case] = {
+    "a product": (Layers, lambda k: (on_gpu(64, 256),)),
+    "a large product": (lambda: Layers(1024, BF16), lambda k: (on_gpu(2048, 1024, dtype=BF16),)),
+    "begins anywhere": (Layers, lambda k: (on_gpu(66 * 256)[k : k + 64 * 256].view(64, 256),)),
+    "other strides": (
+        Layers,
+        lambda k: (on_gpu(64, 256) if k % 3 else on_gpu(256, 64).t(),),
+    ),
+    "views": (lambda: views, lambda k: (on_gpu(64, 256),)),
+    "indices and copies": (
+        lambda: moved_about,
+        lambda k: (on_gpu(512, 64), torch.randint(0, 512, (300,), device="cuda")),
+    ),
+    "kernels of torch": (lambda: sorted_out, lambda k: (on_gpu(64, 256),)),
+    "attention": (
+        lambda: attention,
+        lambda k: tuple(on_gpu(2, 4, 256, 64, dtype=BF16) for _ in range(3)),
+    ),
+    "a convolution": (
+        lambda: (
+            nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+            .cuda()
+            .eval()
+        ),
+        lambda k: (on_gpu(4, 3, 33, 33),),
+    ),
+    "one tensor twice": (
+        lambda: lambda x, y: x @ y.t() + y.sum(),
+        lambda k: (x := on_gpu(64, 256), x if k % 2 else on_gpu(64, 256)),
+    ),
+    "no elements": (lambda: lambda x, y: (x * 2, y + 1), lambda k: (on_gpu(0, 4), on_gpu(3, 4))),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_results_stay_whatever_is_called_later(name: str, mode: str) -> None:
+    fresh()
+    make, inputs = CASES[name]
+    fn = make()
+    fast, kept = MODES[mode](fn), []
+    for k in range(5):
+        args = inputs(k)
+        got = fast(*args)
+        kept.append((args, got))
+        if k % 2:
+            torch.cuda.empty_cache()
+    for args, got in kept:
+        judge(fn, args, got)
+
+
+def copies(call: Callable[[], Any]) -> list[str]:
+    """Copies that the device makes in calls after the first ones."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+    names = [e.key for e in profile.key_averages() if e.self_device_time_total]
+    assert names, "the profiler saw nothing"
+    return [n for n in names if "Memcpy" in n or "copy" in n.lower()]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_nothing_is_copied_around_a_product(mode: str) -> None:
+    fresh()
+    model = Layers(1024, BF16)
+    xs = [on_gpu(2048, 1024, dtype=BF16) for _ in range(3)]
+    fast = MODES[mode](model)
+    turn = itertools.count()
+    assert not copies(lambda: fast(xs[next(turn) % 3]))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_a_result_can_be_the_next_argument(mode: str) -> None:
+    fresh()
+    model = Layers()
+    fast = MODES[mode](model)
+    x = y = on_gpu(64, 256)
+    for _ in range(6):
+        x, y = fast(x), model(y)
+        judge(model, (y,), fast(y))
+    torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_an_argument_may_overlap_what_is_updated(mode: str) -> None:
+    fresh()
+
+    def fn(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        state.add_(1.0)
+        return y + state.sum()
+
+    state = on_gpu(64, 64)
+    other, fast = state.clone(), MODES[mode](fn)
+    for _ in range(4):
+        x = on_gpu(64, 64)
+        torch.testing.assert_close(fast(state, x), fn(other, x))
+        torch.testing.assert_close(state, other)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_threads_on_streams_of_their_own_get_their_results(mode: str) -> None:
+    fresh()
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).cuda()
+    fast = MODES[mode](model)
+    fast(on_gpu(32, 256))
+    torch.cuda.synchronize()
+    wrong: list[float] = []
+
+    def work() -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(30):
+                x = on_gpu(32, 256)
+                error = (fast(x) - model(x)).abs().max().item()
+                if error > 1e-3:
+                    wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.cuda
+@torch.no_grad()
+def test_a_driver_that_refuses_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh()
+    model = Layers()
+    fast = autotuned(model)
+    x = on_gpu(64, 256)
+    fast(x)
+
+    def refuse(*args: Any) -> None:
+        raise DriverError("refused")
+
+    monkeypatch.setattr(ExecutableGraph, "exchange", refuse)
+    before = counters["torchair"]["fallback_replay_copies"]
+    kept = [(y, fast(y)) for y in (on_gpu(64, 256) for _ in range(3))]
+    for y, got in kept:
+        judge(model, (y,), got)
+    assert counters["torchair"]["fallback_replay_copies"] == before + 1
+
+
+@pytest.mark.cuda
+def test_training_is_replayed_and_saves_what_the_backward_reads() -> None:
+    """Forward results of several steps live at once; gradients are those of eager."""
+    fresh()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 64)
+    ).cuda()
+    other = copy.deepcopy(model)
+    fast = compiled(model)
+    for _ in range(3):
+        xs = [on_gpu(32, 64).requires_grad_() for _ in range(2)]
+        losses = [fast(x).square().mean() for x in xs]  # two forwards, then two backwards
+        for loss in losses:
+            loss.backward()
+        ys = [x.detach().clone().requires_grad_() for x in xs]
+        for y in ys:
+            other(y).square().mean().backward()
+        for x, y in zip(xs, ys, strict=True):
+            torch.testing.assert_close(x.grad, y.grad, atol=1e-4, rtol=1e-3)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, atol=1e-4, rtol=1e-3)

@@ -17,6 +17,7 @@ import math
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from torchair.engine.plan.records import extent
 from torchair.engine.run.frozen import FrozenTensors
 from torchair.errors import InputError
 from torchair.torch_private.functions import foreach_copy, neg_view
+from torchair.torch_private.tensors import empty_strided_cuda
 
 Forward = Callable[..., Sequence[Any]]
 """The graph as a function of its arguments; it may update arguments and what it computed."""
@@ -272,6 +274,8 @@ class Copied:
             made[-1].copy_(self._from[0], non_blocking=True)
         elif self._from:
             foreach_copy(made[len(made) - len(self._from) :], self._from, True)
+        if self._plain:
+            return tuple(made)
         tensors = [read(made) for read in self._tensors]
         return tuple([read(tensors, args) for read in self._readers])
 
@@ -284,6 +288,7 @@ class Copied:
         self._from: list[torch.Tensor] = []
         self._make = []
         parts: dict[Pooled, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {}
+        whole: list[ResultSource] = []
         for number, (group, members) in enumerate(groups.items()):
             storage, copied = recording.storage(group), group not in self._written
             only = members[0]
@@ -291,6 +296,7 @@ class Copied:
             alone = len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(like)
             if alone and (copied or _fills(only, storage)):
                 parts[only], begin, made = itemgetter(number), only.offset, only
+                whole.append(only)
             else:
                 begin, end = _span(members) if copied else (0, storage.nbytes())
                 made = Pooled(group, torch.uint8, (end - begin,), (1,))
@@ -298,6 +304,7 @@ class Copied:
             self._make.append(_empty_like(made, storage.device))
             if copied:
                 self._from.append(_tensor(storage, made, begin))
+        self._plain = list(recording.sources) == whole  # each result is what was made, in order
         self._tensors = [parts[source] for source in pooled]
         self._readers = [_reader(s, pooled) for s in recording.sources]
 
@@ -339,7 +346,10 @@ def _part(number: int, source: Pooled, begin: int) -> Callable[[Any], torch.Tens
 
 def _empty_like(source: Pooled, device: torch.device) -> Callable[[], torch.Tensor]:
     shape, strides, dtype = source.shape, source.strides, source.dtype
-    return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    quick: Any = empty_strided_cuda
+    if quick is not None and device.type == "cuda" and torch.cuda.device_count() == 1:
+        return partial(quick, shape, strides, dtype)  # it knows the current device only
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 def _tensor(storage: torch.UntypedStorage, source: Pooled, offset: int) -> torch.Tensor:
