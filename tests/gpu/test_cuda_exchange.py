@@ -37,15 +37,15 @@ def kernel(*words: int, launch: int = 7) -> Node:
 def test_addresses_are_words_that_move_as_a_piece_does() -> None:
     first = [kernel(0x1010, 5, 0x9999), kernel(0x2000, 0x1000)]
     second = [kernel(0x51010, 5, 0x9999), kernel(0x62000, 0x51000)]
-    assert moved(first, second, [A, B]) == [
+    assert moved(second, [first], [A, B]) == [
         Patch(0, 0, 0, 0x10), Patch(1, 0, 1, 0), Patch(1, 1, 0, 0),
     ]  # fmt: skip
 
 
 def test_the_end_of_a_piece_is_its_own_unless_another_begins_there() -> None:
     low, high = Piece(0x1000, 0x5000, 64), Piece(0x1040, 0x5040, 64)
-    assert moved([kernel(0x1040)], [kernel(0x5040)], [low]) == [Patch(0, 0, 0, 64)]
-    assert moved([kernel(0x1040)], [kernel(0x5040)], [low, high]) == [Patch(0, 0, 1, 0)]
+    assert moved([kernel(0x5040)], [[kernel(0x1040)]], [low]) == [Patch(0, 0, 0, 64)]
+    assert moved([kernel(0x5040)], [[kernel(0x1040)]], [low, high]) == [Patch(0, 0, 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_recordings_that_differ_otherwise_are_not_understood(
     first: list[Node], second: list[Node]
 ) -> None:
     with pytest.raises(DriverError):
-        moved(first, second, [A, B])
+        moved(second, [first], [A, B])
 
 
 def test_halves_of_addresses_are_addresses() -> None:
@@ -71,17 +71,33 @@ def test_halves_of_addresses_are_addresses() -> None:
     a, b = Piece(0x7F0000001000, 0x7F0000051000, 64), Piece(0x7F0000002000, 0x7F0000062000, 64)
     first = [kernel(0x3F80000000001008, 0x2000_00000005)]
     second = [kernel(0x3F80000000051008, 0x62000_00000005)]
-    assert moved(first, second, [a, b]) == [Patch(0, 0, 0, 8, "low"), Patch(0, 1, 1, 0, "high")]
+    assert moved(second, [first], [a, b]) == [Patch(0, 0, 0, 8, "low"), Patch(0, 1, 1, 0, "high")]
 
 
 def test_what_varies_by_itself_is_left_as_it_was_recorded() -> None:
     """Between recordings with the same pieces at the same places."""
     first, second = [kernel(0x1000, 0xAAAA)], [kernel(0x51000, 0xBBBB)]
-    assert moved(first, second, [A], [kernel(0x51000, 0xCCCC)]) == [Patch(0, 0, 0, 0)]
-    with pytest.raises(DriverError, match="no known reason"):
-        moved(first, second, [A], [kernel(0x51000, 0xBBBB)])
-    with pytest.raises(DriverError, match="no known reason"):
-        moved(first, second, [A])
+    varying, steady = [kernel(0x51000, 0xCCCC)], [kernel(0x51000, 0xBBBB)]
+    assert moved(second, [first], [A], [varying]) == [Patch(0, 0, 0, 0)]
+    assert moved(second, [first], [A], [steady, varying]) == [Patch(0, 0, 0, 0)]
+    for alike in ([], [steady]):
+        with pytest.raises(DriverError, match="no known reason"):
+            moved(second, [first], [A], alike)
+
+
+def test_what_stays_although_pieces_move_is_no_address() -> None:
+    """Memory of a pool that comes in turns."""
+    first, second, third = (
+        [kernel(a, 0x9000 + b)] for a, b in ((0x1000, 0), (0x51000, 1), (0x1000, 1))
+    )
+    assert moved(second, [first, third], [A]) == [Patch(0, 0, 0, 0)]
+
+
+def test_recordings_that_launch_otherwise_do_not_count() -> None:
+    first, other = [kernel(0x1000)], [kernel(0x1000), kernel(7)]
+    assert moved([kernel(0x51000)], [other, first], [A], [other]) == [Patch(0, 0, 0, 0)]
+    with pytest.raises(DriverError, match="no two recordings"):
+        moved([kernel(0x51000)], [other], [A])
 
 
 class FakeDriver:
@@ -278,9 +294,9 @@ def test_stand_ins_are_apart_in_both_places() -> None:
     spans = sorted((p.first, p.first + p.size) for p in here)
     assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))
     assert all(p.first % ALIGNED == 0 and p.second % ALIGNED == 0 for p in here)
-    assert stand_ins.storage(2, 3).data_ptr() == there[2].first
-    assert stand_ins.number_at(there[3].first, 1) == 3
-    assert stand_ins.number_at(there[3].first, 0) is None
+    assert stand_ins.storage(2, 1).data_ptr() == there[2].second
+    assert stand_ins.number_at(there[3].second, 1) == 3
+    assert stand_ins.number_at(there[3].second, 0) is None
 
 
 class Run:
@@ -345,7 +361,7 @@ class Calls:
         self.run = Run(COUNT, **options)
         size = 4 * COUNT
         stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [size] * 3)
-        places = [(stand_ins.pieces(0)[k].first, size) for k in (1, 2)]
+        places = [(stand_ins.pieces(0)[k].second, size) for k in (1, 2)]
         shape = (ROWS, COLUMNS)
         sources = [
             base.Pooled(0, torch.float32, shape, (COLUMNS, 1)),
@@ -479,23 +495,23 @@ class Nodes:
         monkeypatch.setattr(exchange, "nodes_of", self._nodes)
         monkeypatch.setattr(exchange, "ExecutableGraph", lambda *args: args)
 
-    def _nodes(self, turn: int) -> list[Node]:
-        address = self._stand_ins.pieces(turn)[0].first
-        return [kernel(address, self._given(turn, address))]
+    def _nodes(self, address: int) -> list[Node]:
+        return [kernel(address, self._given(self.recordings, address))]
 
-    def record(self, turn: int) -> tuple[Any, Any]:
+    def record(self, place: int) -> tuple[Any, Any]:
         self.recordings += 1
-        places = [(self._stand_ins.pieces(turn)[k].first, 8) for k in (0, 1)]
-        graph = SimpleNamespace(raw_cuda_graph=lambda: turn)
-        return graph, SimpleNamespace(places=[(5, 8), *places])
+        pieces = self._stand_ins.pieces(place)
+        graph = SimpleNamespace(raw_cuda_graph=lambda: pieces[0].second)
+        return graph, SimpleNamespace(places=[(5, 8), *((p.second, 8) for p in pieces)])
 
 
 @pytest.mark.parametrize(
     ("given", "recordings"),
     [
         (lambda turn, address: 5, 2),
-        (lambda turn, address: 0x700000 + 512 * min(turn, 1), 3),  # the pool has settled then
+        (lambda turn, address: 0x700000 + 512 * min(turn, 2), 4),  # the pool settles
         (lambda turn, address: 0x700000 + 512 * turn, 3),  # it never does
+        (lambda turn, address: 0x700000 + 512 * (turn % 2), 3),  # it takes turns
     ],
 )
 def test_recording_is_repeated_until_it_is_understood(
@@ -506,7 +522,8 @@ def test_recording_is_repeated_until_it_is_understood(
     made: Any = exchange.recorded(nodes.record, stand_ins, 1)
     assert nodes.recordings == recordings
     graph, _, patches, pieces = made.run
-    assert (graph, patches, pieces) == (recordings - 1, [Patch(0, 0, 0, 0)], 2)
+    assert graph == stand_ins.pieces(1)[0].second
+    assert (patches, pieces) == ([Patch(0, 0, 0, 0)], 2)
     assert made.groups == {2: 1}  # the first group is in the pool, the second is the argument
 
 

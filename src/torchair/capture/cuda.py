@@ -276,23 +276,23 @@ class DeviceSubstrate(base.Substrate):
         stand_ins = exchange.StandIns(self._accelerator, self._device, sizes)
         first = len(moving)
 
-        def record(turn: int) -> tuple[Any, ResultForms]:
+        def record(place: int) -> tuple[Any, ResultForms]:
             given = list(request.args)
             for k, i in enumerate(moving):
-                like, storage = request.args[i], stand_ins.storage(k, turn)
+                like, storage = request.args[i], stand_ins.storage(k, place)
                 with torch.inference_mode(False):
                     given[i] = base.over(storage, like.dtype, like.shape, like.stride())
 
-            def place(slot: int, size: int) -> torch.Tensor | None:
+            def memory_of(slot: int, size: int) -> torch.Tensor | None:
                 if slot not in walk.fresh:
                     return None
-                storage = stand_ins.storage(first + slots.index(slot), turn)
+                storage = stand_ins.storage(first + slots.index(slot), place)
                 with torch.inference_mode(False):
                     return base.over(storage, torch.uint8, (storage.nbytes(),), (1,))
 
             graph = self._accelerator.new_open_graph()  # type: ignore[misc]
             results = memory.record(
-                graph, request.options.error_mode, lambda: _resolved(walk(given, place))
+                graph, request.options.error_mode, lambda: _resolved(walk(given, memory_of))
             )
             return graph, ResultForms(given, walk.constants(), results)
 

@@ -38,7 +38,7 @@ ALIGNED = 256
 """Bytes. Kernels were chosen for addresses that are multiples of it."""
 _SHIFT = 512 * 1025  # bytes between the two places of a piece
 _GAP = 4096  # bytes between pieces: the end of one is not the begin of the next
-_RECORDINGS = 4  # at most; what differs in any two of them is known after three
+_PLACES = (0, 1, 1, 0, 0)  # of pieces in recordings; the first two suffice for most graphs
 
 EXCHANGE = 1.2e-6
 COPY = 6e-6
@@ -53,7 +53,7 @@ def span(tensor: torch.Tensor) -> int:
 
 
 class StandIns:
-    """Memory for pieces while a graph is recorded. In odd recordings each is elsewhere."""
+    """Memory for pieces while a graph is recorded: each has two places."""
 
     def __init__(
         self, accelerator: Accelerator, device: torch.device, sizes: Sequence[int]
@@ -63,26 +63,26 @@ class StandIns:
         for size in sizes:
             starts.append(end)
             end += -(-(size + _GAP) // 512) * 512
-        self._block = torch.empty(end + _SHIFT, dtype=torch.uint8, device=device)
+        self._block = torch.empty(end + _SHIFT + 512, dtype=torch.uint8, device=device)
         base_address = -(-self._block.data_ptr() // 512) * 512
         self._starts = [base_address + start for start in starts]
 
-    def storage(self, number: int, turn: int) -> torch.UntypedStorage:
-        """The memory of a piece in one of the recordings, as a storage of its own."""
-        address = self._starts[number] + _SHIFT * (turn % 2)
+    def storage(self, number: int, place: int) -> torch.UntypedStorage:
+        """The memory of a piece at one of its places, as a storage of its own."""
+        address = self._starts[number] + _SHIFT * place
         return self._accelerator.storage_at(address, self._device, self.sizes[number])
 
-    def pieces(self, turn: int) -> list[Piece]:
-        """Where pieces were in a recording, and in the next one."""
-        here, there = _SHIFT * (turn % 2), _SHIFT * ((turn + 1) % 2)
+    def pieces(self, place: int) -> list[Piece]:
+        """Where pieces are when they are not at this place, and at this place."""
+        here, there = _SHIFT * place, _SHIFT * (1 - place)
         return [
-            Piece(start + here, start + there, size)
+            Piece(start + there, start + here, size)
             for start, size in zip(self._starts, self.sizes, strict=True)
         ]
 
-    def number_at(self, address: int, turn: int) -> int | None:
-        """The piece that begins at an address in a recording."""
-        wanted = address - _SHIFT * (turn % 2)
+    def number_at(self, address: int, place: int) -> int | None:
+        """The piece that begins at an address when all are at a place."""
+        wanted = address - _SHIFT * place
         return self._starts.index(wanted) if wanted in self._starts else None
 
 
@@ -101,24 +101,25 @@ def recorded(
     record: Callable[[int], tuple[Any, ResultForms]], stand_ins: StandIns, arguments: int
 ) -> Recorded:
     """Record until it is known where addresses of pieces are; DriverError where that does not come
-    out. `record` is given the number of the recording; the first pieces are `arguments`."""
-    before: list[Node] | None = None  # of the last recording,
-    earlier: list[Node] | None = None  # of the one before
+    out. `record` is told at which of their places pieces are; the first pieces are `arguments`."""
+    known: tuple[list[list[Node]], list[list[Node]]] = [], []  # by place
     error = DriverError("nothing was recorded")
-    for turn in range(_RECORDINGS):
-        graph, found = record(turn)
-        nodes = nodes_of(graph.raw_cuda_graph())
-        if before is not None:
+    for place in _PLACES:
+        graph, found = record(place)
+        raw = graph.raw_cuda_graph()
+        nodes = nodes_of(raw)
+        if known[1 - place]:
             try:
-                patches = moved(before, nodes, stand_ins.pieces(turn - 1), earlier)
+                patches = moved(nodes, known[1 - place], stand_ins.pieces(place), known[place])
             except DriverError as e:
                 error = e
             else:
-                run = ExecutableGraph(graph.raw_cuda_graph(), nodes, patches, len(stand_ins.sizes))
-                numbers = [stand_ins.number_at(address, turn) for address, _ in found.places]
+                run = ExecutableGraph(raw, nodes, patches, len(stand_ins.sizes))
+                numbers = [stand_ins.number_at(address, place) for address, _ in found.places]
                 groups = {g: n for g, n in enumerate(numbers) if n is not None and n >= arguments}
                 return Recorded(graph, run, found, stand_ins.sizes, groups)
-        earlier, before = before, nodes
+        known[place].append(nodes)
+        del found, graph  # their memory is that of the next recording
     raise error
 
 

@@ -8,9 +8,9 @@ it before, is an address in that piece.
 
 Arguments have gaps that nobody has written: what the stack held is left there. In them the low half
 of an address may stand alone; it is treated as an address, which does no harm. What differs between
-two recordings whose pieces are at the same places does not follow from these places, and is as good
-as it was recorded. If a word differs for none of these reasons the graph is not understood, and its
-memory cannot be exchanged.
+recordings whose pieces are at the same places, or is the same where pieces are elsewhere, does not
+follow from these places, and is as good as it was recorded. If a word differs for none of these
+reasons the graph is not understood, and its memory cannot be exchanged.
 """
 
 from __future__ import annotations
@@ -177,33 +177,62 @@ def _sizes(params: _KernelParams) -> list[tuple[int, int]]:
 
 
 def moved(
-    first: Sequence[Node],
-    second: Sequence[Node],
+    made: Sequence[Node],
+    elsewhere: Sequence[Sequence[Node]],
     pieces: Sequence[Piece],
-    before: Sequence[Node] | None = None,
+    alike: Sequence[Sequence[Node]] = (),
 ) -> list[Patch]:
-    """All words that are addresses in pieces; DriverError where the recordings differ otherwise. In
-    a recording `before` both of them pieces were where they are in the second."""
-    if not len(first) == len(second) == len(second if before is None else before):
-        raise DriverError(f"{len(first)} nodes became {len(second)}")
+    """All words of a recording that are addresses in pieces; DriverError where it is not
+    understood. `elsewhere` are recordings with the pieces at their first addresses, while in this
+    one and those `alike` they are at the second ones."""
+    elsewhere = [other for other in elsewhere if _same_launches(made, other)]
+    alike = [other for other in alike if _same_launches(made, other)]
+    if not elsewhere:
+        raise DriverError("no two recordings launch the same")
     found: list[Patch] = []
-    for number, (a, b) in enumerate(zip(first, second, strict=True)):
-        known = None if before is None else before[number].words
-        same = (a.kind, a.launch, len(a.words)) == (b.kind, b.launch, len(b.words))
-        if not same or (known is not None and len(known) != len(b.words)):
-            raise DriverError(f"node {number} is launched in another way")
-        for word, (x, y) in enumerate(zip(a.words, b.words, strict=True)):
-            if x == y:
+    for number, node in enumerate(made):
+        for word, y in enumerate(node.words):
+            before = [other[number].words[word] for other in elsewhere]
+            if all(x == y for x in before):
                 continue
-            k = _piece(x, y, pieces)
-            if k is not None:
-                found.append(Patch(number, word, k, x - pieces[k].first))
-                continue
-            patches = _halves(number, word, x, y, pieces, None if known is None else known[word])
+            again = [other[number].words[word] for other in alike]
+            patches = _explained(number, word, y, before, again, pieces)
             if patches is None:
-                values = f"{x:#x} and {y:#x} in word {word}"
+                values = f"{before[-1]:#x} and {y:#x} in word {word}"
                 raise DriverError(f"node {number} has {values}, for no known reason")
             found += patches
+    return found
+
+
+def _same_launches(one: Sequence[Node], other: Sequence[Node]) -> bool:
+    return len(one) == len(other) and all(
+        (a.kind, a.launch, len(a.words)) == (b.kind, b.launch, len(b.words))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+_HALVES: tuple[tuple[Half, int], ...] = (("low", 0), ("high", 32))
+
+
+def _explained(
+    node: int, word: int, y: int, before: list[int], again: list[int], pieces: Sequence[Piece]
+) -> list[Patch] | None:
+    """The addresses in a word that differs; None where it does for no known reason."""
+    numbers = {_piece(x, y, pieces) for x in before}
+    if len(numbers) == 1 and (k := numbers.pop()) is not None:
+        return [Patch(node, word, k, y - pieces[k].second)]
+    lower = [Piece(p.first & _LOW, p.second & _LOW, p.size) for p in pieces]
+    found: list[Patch] = []
+    for half, shift in _HALVES:
+        low = y >> shift & _LOW
+        others = [x >> shift & _LOW for x in before]
+        if all(x == low for x in others):
+            continue
+        numbers = {_piece(x, low, lower) for x in others}
+        if len(numbers) == 1 and (k := numbers.pop()) is not None:
+            found.append(Patch(node, word, k, low - lower[k].second, half))
+        elif low not in others and all(x >> shift & _LOW == low for x in again):
+            return None
     return found
 
 
@@ -217,25 +246,6 @@ def _piece(x: int, y: int, pieces: Sequence[Piece]) -> int | None:
                 return k
             end = k if x - p.first == p.size else end
     return end
-
-
-def _halves(
-    node: int, word: int, x: int, y: int, pieces: Sequence[Piece], before: int | None
-) -> list[Patch] | None:
-    """The same for halves of a word; None where one is not understood."""
-    found: list[Patch] = []
-    halves: tuple[tuple[Half, int], ...] = (("low", 0), ("high", 32))
-    for half, shift in halves:
-        low_x, low_y = x >> shift & _LOW, y >> shift & _LOW
-        if low_x == low_y:
-            continue
-        lower = [Piece(p.first & _LOW, p.second & _LOW, p.size) for p in pieces]
-        k = _piece(low_x, low_y, lower)
-        if k is not None:
-            found.append(Patch(node, word, k, low_x - lower[k].first, half))
-        elif before is None or before >> shift & _LOW == low_y:
-            return None
-    return found
 
 
 class ExecutableGraph:
