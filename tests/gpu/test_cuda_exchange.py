@@ -522,7 +522,7 @@ def test_recording_is_repeated_until_it_is_understood(
     made: Any = exchange.recorded(nodes.record, stand_ins, 1)
     assert nodes.recordings == recordings
     graph, _, patches, pieces = made.run
-    assert graph == stand_ins.pieces(1)[0].second
+    assert graph == stand_ins.pieces(int(recordings < 4))[0].second
     assert (patches, pieces) == ([Patch(0, 0, 0, 0)], 2)
     assert made.groups == {2: 1}  # the first group is in the pool, the second is the argument
 
