@@ -198,7 +198,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeDriver]:
     def use(*kernels: Sequence[bytes]) -> FakeDriver:
         made = FakeDriver(kernels)
         monkeypatch.setattr(graphs, "driver", lambda: made)
-        monkeypatch.setattr("torchair.codegen.cuda.driver.driver", lambda: made)
+        monkeypatch.setattr("torchair.codegen.cuda.driver._driver", lambda: made)
         return made
 
     return use
@@ -493,7 +493,11 @@ class Nodes:
         self.recordings = 0
         self._stand_ins, self._given = stand_ins, given
         monkeypatch.setattr(exchange, "nodes_of", self._nodes)
-        monkeypatch.setattr(exchange, "ExecutableGraph", lambda *args: args)
+        monkeypatch.setattr(exchange, "ExecutableGraph", self._executable)
+
+    def _executable(self, graph: int, nodes: Any, patches: list[Patch], pieces: int) -> Any:
+        read = [p.piece for p in patches]
+        return SimpleNamespace(graph=graph, patches=patches, readers=read.count)
 
     def _nodes(self, address: int) -> list[Node]:
         return [kernel(address, self._given(self.recordings, address))]
@@ -517,14 +521,21 @@ class Nodes:
 def test_recording_is_repeated_until_it_is_understood(
     monkeypatch: pytest.MonkeyPatch, given: Callable[[int, int], int], recordings: int
 ) -> None:
-    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 8])
+    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 0])
     nodes = Nodes(monkeypatch, stand_ins, given)
     made: Any = exchange.recorded(nodes.record, stand_ins, 1)
     assert nodes.recordings == recordings
-    graph, _, patches, pieces = made.run
-    assert graph == stand_ins.pieces(int(recordings < 4))[0].second
-    assert (patches, pieces) == ([Patch(0, 0, 0, 0)], 2)
+    assert made.run.graph == stand_ins.pieces(int(recordings < 4))[0].second
+    assert made.run.patches == [Patch(0, 0, 0, 0)]
     assert made.groups == {2: 1}  # the first group is in the pool, the second is the argument
+
+
+def test_a_piece_that_no_argument_shows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may find its address in memory."""
+    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 8])
+    nodes = Nodes(monkeypatch, stand_ins, lambda turn, address: 5)
+    with pytest.raises(DriverError, match="piece 1"):
+        exchange.recorded(nodes.record, stand_ins, 1)
 
 
 def test_a_graph_that_is_not_understood_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,12 +115,21 @@ def recorded(
                 error = e
             else:
                 run = ExecutableGraph(raw, nodes, patches, len(stand_ins.sizes))
+                _check_readers(run, stand_ins.sizes)
                 numbers = [stand_ins.number_at(address, place) for address, _ in found.places]
                 groups = {g: n for g, n in enumerate(numbers) if n is not None and n >= arguments}
                 return Recorded(graph, run, found, stand_ins.sizes, groups)
         known[place].append(nodes)
         del found, graph  # their memory is that of the next recording
     raise error
+
+
+def _check_readers(run: ExecutableGraph, sizes: Sequence[int]) -> None:
+    """Make sure that each piece is used: a kernel may find one in memory that it is given, in a
+    table of addresses, and then no argument shows it."""
+    for k, size in enumerate(sizes):
+        if size and not run.readers(k):
+            raise DriverError(f"no argument of a kernel is an address in piece {k}")
 
 
 _address = torch.Tensor.data_ptr

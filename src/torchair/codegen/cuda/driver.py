@@ -31,8 +31,7 @@ class DriverError(RuntimeError):
 
 
 @cache
-def driver() -> Any:
-    """The driver's functions."""
+def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -41,17 +40,16 @@ def available() -> str | None:
     try:
         if not torch.cuda.is_available():
             return "torch finds no CUDA device"
-        driver()
+        _driver()
     except OSError as e:
         return str(e)
     return None
 
 
-def check(code: int, what: str) -> None:
-    """Raise what the driver says of a failure."""
+def _check(code: int, what: str) -> None:
     if code:
         text = ctypes.c_char_p()
-        driver().cuGetErrorString(code, ctypes.byref(text))
+        _driver().cuGetErrorString(code, ctypes.byref(text))
         raise DriverError(f"{what}: {(text.value or b'').decode()} ({code})")
 
 
@@ -120,8 +118,8 @@ class GpuLibrary:
         numbers = []
         for attribute in (_REGISTERS, _LOCAL):
             function = self.function(entry)
-            check(
-                driver().cuFuncGetAttribute(ctypes.byref(found), attribute, function), entry.name
+            _check(
+                _driver().cuFuncGetAttribute(ctypes.byref(found), attribute, function), entry.name
             )
             numbers.append(found.value)
         return numbers[0], numbers[1]
@@ -170,29 +168,29 @@ def _text(text: str) -> bytes:
 @cache
 def _driver_version() -> str:
     found = ctypes.c_int()
-    check(driver().cuDriverGetVersion(ctypes.byref(found)), "version of the driver")
+    _check(_driver().cuDriverGetVersion(ctypes.byref(found)), "version of the driver")
     return str(found.value)
 
 
 def _linked(text: bytes, name: str) -> bytes:
     """Machine code from PTX, for the device of the current context."""
     state, code, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
-    loaded = driver()
-    check(loaded.cuLinkCreate_v2(0, None, None, ctypes.byref(state)), name)
+    driver = _driver()
+    _check(driver.cuLinkCreate_v2(0, None, None, ctypes.byref(state)), name)
     try:
         length = ctypes.c_size_t(len(text))
         given = (state, _PTX, text, length, name.encode(), 0, None, None)
-        check(loaded.cuLinkAddData_v2(*given), name)
-        check(loaded.cuLinkComplete(state, ctypes.byref(code), ctypes.byref(size)), name)
+        _check(driver.cuLinkAddData_v2(*given), name)
+        _check(driver.cuLinkComplete(state, ctypes.byref(code), ctypes.byref(size)), name)
         return ctypes.string_at(code, size.value)
     finally:
-        loaded.cuLinkDestroy(state)
+        driver.cuLinkDestroy(state)
 
 
 def _loaded(code: bytes, name: str) -> ctypes.c_void_p:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    check(driver().cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None), name)
-    check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
+    _check(_driver().cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None), name)
+    _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
     return function
 
 
@@ -227,7 +225,7 @@ class KernelLaunch:
         self._function = library.function(entry)
         if shared:  # with that of the kernel itself it may be more than a block has
             given = (self._function, _DYNAMIC_SHARED, shared)
-            check(driver().cuFuncSetAttribute(*given), entry.name)
+            _check(_driver().cuFuncSetAttribute(*given), entry.name)
         self.words = (ctypes.c_int64 * len(words))(*words)
         base = ctypes.addressof(self.words)
         self._arguments = (ctypes.c_void_p * len(words))(*(base + 8 * k for k in range(len(words))))
@@ -252,11 +250,24 @@ class KernelLaunch:
             ctypes.cast(self._attributes, ctypes.c_void_p),
             len(attributes),
         )
-        self._launch = driver().cuLaunchKernelEx
+        self._launch = _driver().cuLaunchKernelEx
         self._given = (ctypes.byref(self._config), self._function, self._arguments, None)
 
     def __call__(self, stream: int) -> None:
         self._config.stream = stream
         code = self._launch(*self._given)
         if code:
-            check(code, self.name)
+            _check(code, self.name)
+
+
+# ---- for other modules that call the driver
+
+
+def driver() -> Any:
+    """The driver's functions."""
+    return _driver()
+
+
+def check(code: int, what: str) -> None:
+    """Raise what the driver says of a failure."""
+    _check(code, what)
