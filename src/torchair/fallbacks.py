@@ -44,6 +44,7 @@ class Fallback(Enum):
     NATIVE_GATE = "native_gate", False, "arguments are checked in Python: untested versions"
     CAPTURE = "capture", False, "a graph cannot be captured: it runs without capture"
     RECORDED_CALLS = "recorded_calls", True, "a graph is recorded call by call"
+    REPLAY_COPIES = "replay_copies", False, "a replay copies arguments and results"
     CAPTURE_LIMIT = "capture_limit", False, "too many sizes: a graph runs without capture"
     TUNING = "tuning", True, "a tuning trial failed"
     TUNING_DIFFERS = "tuning_differs", False, "a kernel that differs by more than rounding loses"

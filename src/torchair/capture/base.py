@@ -13,9 +13,11 @@ returned again, others are made anew over the same memory.
 from __future__ import annotations
 
 import abc
+import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -26,6 +28,7 @@ from torchair.engine.plan.records import extent
 from torchair.engine.run.frozen import FrozenTensors
 from torchair.errors import InputError
 from torchair.torch_private.functions import foreach_copy, neg_view
+from torchair.torch_private.tensors import empty_strided_cuda
 
 Forward = Callable[..., Sequence[Any]]
 """The graph as a function of its arguments; it may update arguments and what it computed."""
@@ -243,49 +246,75 @@ class PooledRecording(Recording):
 class Copied:
     """Results in memory of their own. Those that share memory in the graph share it here too."""
 
-    def __init__(self) -> None:
-        self._from: list[torch.Tensor] | None = None
+    def __init__(self, written: Collection[int] = ()) -> None:
+        """Groups that are `written` by the graph itself to what `make` gives first, in the order of
+        these: they are not copied."""
+        self._written = list(written)
+        self._make: list[Callable[[], torch.Tensor]] | None = None
+        self._made: list[torch.Tensor] | None = None
+
+    @property
+    def made(self) -> bool:
+        """Whether there is memory for the results of the next replay."""
+        return self._made is not None
+
+    def make(self, recording: PooledRecording) -> list[torch.Tensor]:
+        """Memory for the results of a call, before it is replayed."""
+        if self._make is None:
+            self._prepare(recording)
+            assert self._make is not None
+        self._made = [make() for make in self._make]
+        return self._made
 
     def take(self, recording: PooledRecording, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
         """Results of the call that has just run."""
-        if self._from is None:
-            self._prepare(recording)
-        copies = [make() for make in self._make]
-        if len(copies) == 1:
-            copies[0].copy_(self._from[0], non_blocking=True)  # type: ignore[index]
-        elif copies:
-            foreach_copy(copies, self._from, True)
-        tensors = [read(copies) for read in self._tensors]
+        made = self._made if self._made is not None else self.make(recording)
+        self._made = None
+        if len(self._from) == 1:
+            made[-1].copy_(self._from[0], non_blocking=True)
+        elif self._from:
+            foreach_copy(made[len(made) - len(self._from) :], self._from, True)
+        if self._plain:
+            return tuple(made)
+        tensors = [read(made) for read in self._tensors]
         return tuple([read(tensors, args) for read in self._readers])
 
     def _prepare(self, recording: PooledRecording) -> None:
         """What is copied at each call, and how results are made of the copies."""
         pooled = list(dict.fromkeys(s for s in recording.sources if isinstance(s, Pooled)))
-        groups: dict[int, list[Pooled]] = {}
+        groups: dict[int, list[Pooled]] = {group: [] for group in self._written}
         for source in pooled:
             groups.setdefault(source.group, []).append(source)
-        self._from, self._make = [], []
+        self._from: list[torch.Tensor] = []
+        self._make = []
         parts: dict[Pooled, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {}
+        whole: list[ResultSource] = []
         for number, (group, members) in enumerate(groups.items()):
-            storage = recording.storage(group)
+            storage, copied = recording.storage(group), group not in self._written
             only = members[0]
             like = torch.empty_strided(only.shape, only.strides, device="meta")
-            if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(like):
-                self._from.append(_tensor(storage, only, only.offset))
-                self._make.append(_empty_like(only, storage.device))
-                parts[only] = itemgetter(number)
-                continue
-            begin, end = _span(members)
-            span = Pooled(group, torch.uint8, (end - begin,), (1,))
-            self._from.append(_tensor(storage, span, begin))
-            self._make.append(_empty_like(span, storage.device))
-            for member in members:
-                parts[member] = _part(number, member, begin)
+            alone = len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(like)
+            if alone and (copied or _fills(only, storage)):
+                parts[only], begin, made = itemgetter(number), only.offset, only
+                whole.append(only)
+            else:
+                begin, end = _span(members) if copied else (0, storage.nbytes())
+                made = Pooled(group, torch.uint8, (end - begin,), (1,))
+                parts |= {member: _part(number, member, begin) for member in members}
+            self._make.append(_empty_like(made, storage.device))
+            if copied:
+                self._from.append(_tensor(storage, made, begin))
+        self._plain = list(recording.sources) == whole  # each result is what was made, in order
         self._tensors = [parts[source] for source in pooled]
         self._readers = [_reader(s, pooled) for s in recording.sources]
 
     def release(self) -> None:
         """Nothing is held."""
+
+
+def _fills(source: Pooled, storage: torch.UntypedStorage) -> bool:
+    """Whether a result is all of its storage."""
+    return not source.offset and math.prod(source.shape) * source.dtype.itemsize == storage.nbytes()
 
 
 def _reader(source: ResultSource, pooled: list[Pooled]) -> Callable[[Any, Any], Any]:
@@ -317,7 +346,10 @@ def _part(number: int, source: Pooled, begin: int) -> Callable[[Any], torch.Tens
 
 def _empty_like(source: Pooled, device: torch.device) -> Callable[[], torch.Tensor]:
     shape, strides, dtype = source.shape, source.strides, source.dtype
-    return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    quick: Any = empty_strided_cuda
+    if quick is not None and device.type == "cuda" and torch.cuda.device_count() == 1:
+        return partial(quick, shape, strides, dtype)  # it knows the current device only
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
 def _tensor(storage: torch.UntypedStorage, source: Pooled, offset: int) -> torch.Tensor:

@@ -22,19 +22,22 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchair.capture import base
+from torchair.capture import base, exchange
 from torchair.capture.rehearsal import EngineWalk, GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
+from torchair.codegen.cuda.driver import DriverError
 from torchair.engine.plan.records import extent, picker
 from torchair.engine.run.native import same_as
 from torchair.errors import CaptureError, InputError
+from torchair.fallbacks import Fallback, note
+from torchair.flags import poisoning
 from torchair.garbage import no_garbage_collection
 from torchair.locks import RLock
 from torchair.torch_private import cuda
@@ -58,12 +61,15 @@ class Accelerator:
     module: Any  # torch.cuda or torch.npu
     new_graph: Callable[[], Any]
     bindings: Any  # the module of C functions
+    new_open_graph: Callable[[], Any] | None = None  # whose nodes can be looked at
 
     @classmethod
     def of(cls, kind: str) -> Accelerator:
         """The accelerator of devices of a kind."""
         if kind == "cuda":
-            return cls(kind, torch.cuda, torch.cuda.CUDAGraph, cuda.bindings)
+            graph = torch.cuda.CUDAGraph
+            opened = partial(graph, keep_graph=True) if hasattr(graph, "raw_cuda_graph") else None
+            return cls(kind, torch.cuda, graph, cuda.bindings, opened)
         if kind == "npu":
             module = torch.get_device_module(kind)
             return cls(kind, module, module.NPUGraph, importlib.import_module("torch_npu")._C)
@@ -248,19 +254,75 @@ class DeviceSubstrate(base.Substrate):
             caller.wait_stream(stream)
 
     def _record(self, walk: GraphWalk | EngineWalk, request: base.ToCapture) -> base.Recording:
+        if isinstance(walk, EngineWalk) and self._can_exchange(request.options):
+            try:
+                return self._record_twice(walk, request)
+            except (DriverError, AttributeError) as e:  # of a driver without these functions
+                note(Fallback.REPLAY_COPIES, f"{request.name} copies arguments and results", e)
+        return self._record_once(walk, request)
+
+    def _can_exchange(self, options: base.CaptureOptions) -> bool:
+        """Whether addresses may be exchanged in a graph: results must be new in each call, as the
+        graph would read arguments that are earlier results while it overwrites them."""
+        wanted = options.clone_input and not options.share_results and not poisoning()
+        return wanted and self._lists is None and self._accelerator.new_open_graph is not None
+
+    def _record_twice(self, walk: EngineWalk, request: base.ToCapture) -> base.Recording:
+        """A recording that reads arguments and writes results where the caller has them."""
+        memory = self._memory_for(request.options)
+        moving = self._moving(request)
+        slots = list(walk.fresh)
+        sizes = [*(exchange.span(request.args[i]) for i in moving), *walk.fresh.values()]
+        stand_ins = exchange.StandIns(self._accelerator, self._device, sizes)
+        first = len(moving)
+
+        def record(place: int) -> tuple[Any, ResultForms]:
+            given = list(request.args)
+            for k, i in enumerate(moving):
+                like, storage = request.args[i], stand_ins.storage(k, place)
+                with torch.inference_mode(False):
+                    given[i] = base.over(storage, like.dtype, like.shape, like.stride())
+
+            def memory_of(slot: int, size: int) -> torch.Tensor | None:
+                if slot not in walk.fresh:
+                    return None
+                storage = stand_ins.storage(first + slots.index(slot), place)
+                with torch.inference_mode(False):
+                    return base.over(storage, torch.uint8, (storage.nbytes(),), (1,))
+
+            graph = self._accelerator.new_open_graph()  # type: ignore[misc]
+            results = memory.record(
+                graph, request.options.error_mode, lambda: _resolved(walk(given, memory_of))
+            )
+            return graph, ResultForms(given, walk.constants(), results)
+
+        made = exchange.recorded(record, stand_ins, first)
+
+        def again(args: Sequence[Any]) -> base.Recording:
+            with _captures, no_garbage_collection(), torch.no_grad():
+                return self._record_once(walk, replace(request, args=args))
+
+        return exchange.ExchangedRecording(
+            made, memory, self._order, request, moving, walk.checks(), again
+        )
+
+    def _moving(self, request: base.ToCapture) -> list[int]:
+        """Arguments on the device that may be elsewhere in each call."""
+        return [i for i in request.kinds.users if request.args[i].device == self._device]
+
+    def _record_once(self, walk: GraphWalk | EngineWalk, request: base.ToCapture) -> base.Recording:
+        """A recording that reads copies of arguments, and whose results are copied."""
         memory = self._memory_for(request.options)
         graph = self._accelerator.new_graph()
         given = list(request.args)
-        moving = [i for i in request.kinds.users if given[i].device == self._device]
+        moving = self._moving(request)
 
         def body() -> list[Any]:
             if request.options.clone_input:
                 for i in moving:
                     given[i] = memory.input_like(i, given[i])
             with self._lists.forms() if self._lists is not None else nullcontext():
-                # results whose data are what they look like
-                made = walk(given)
-                return [r.resolve_conj().resolve_neg() if torch.is_tensor(r) else r for r in made]
+                return _resolved(walk(given))
 
         results = memory.record(graph, request.options.error_mode, body)
         found = ResultForms(given, walk.constants(), results)
@@ -293,21 +355,36 @@ class DeviceSubstrate(base.Substrate):
         self._module.empty_cache()
 
 
+def _resolved(results: Sequence[Any]) -> list[Any]:
+    """Results whose data are what they look like."""
+    return [r.resolve_conj().resolve_neg() if torch.is_tensor(r) else r for r in results]
+
+
 class StreamOrder:
     """Lets replays follow each other when callers change the stream: they share memory."""
 
     def __init__(self, accelerator: Accelerator, device: torch.device) -> None:
         self._module = accelerator.module
         self._current = accelerator.function("getCurrentRawStream")
+        self._index_of_current = accelerator.function("getDevice")
         self._device = device
         self._last: int | None = None
         self._stream: Any = None
 
-    def enter(self) -> None:
-        """Work of the current stream now comes after all replays before."""
-        current = self._current(self._device.index)
+    def enter(self) -> int:
+        """Work of the current stream now comes after all replays before. Gives that stream as the
+        driver knows it."""
+        current: int = self._current(self._device.index)
         if current != self._last:
             self._switch(current)
+        return current
+
+    def on_device(self, launch: Callable[[int], None], stream: int) -> None:
+        """Launch on a stream of this device: the default streams of all have one number."""
+        if self._index_of_current() == self._device.index:
+            return launch(stream)
+        with self._module.device(self._device):
+            launch(stream)
 
     def _switch(self, current: int) -> None:
         stream = self._module.current_stream(self._device)

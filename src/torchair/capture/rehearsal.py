@@ -15,6 +15,8 @@ from torch import fx
 from torchair.capture.base import Forward
 from torchair.codegen.cuda.run import Launches
 from torchair.codegen.program import BadIndex
+from torchair.engine.plan.records import extent
+from torchair.engine.run.memory import PlaceMemory
 from torchair.engine.run.native import StepError, explain
 from torchair.errors import CaptureError
 from torchair.fx.forms import written
@@ -305,9 +307,12 @@ class EngineWalk:
         self._graph = graph
         self._launches: list[Launches] = []
         self._constants: list[torch.Tensor] = []
+        self.fresh: dict[int, int] = {}
+        """Bytes of the results that a run makes, by the slot of the plan."""
 
-    def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
-        results, program = self._graph.once(args)
+    def __call__(self, args: Sequence[Any], place: PlaceMemory | None = None) -> Sequence[Any]:
+        """Run it; `place` gives memory for results, as far as it has any."""
+        results, program = self._graph.once(args, place)
         packed = [x for code in program.plan.natives for x in code.packed.values()]
         self._launches = [x for x in program.parts if isinstance(x, Launches)]
         self._constants = [*program.plan.constants.values(), *packed]
@@ -315,7 +320,11 @@ class EngineWalk:
 
     def prepare(self, args: Sequence[Any]) -> None:
         """Make the plan: it holds what the host computes, and planning is no part of a run."""
-        self._graph.prepare(args)
+        made = [r for r in self._graph.prepare(args).allocations if r.kind == "fresh"]
+        itemsize = {r.slot: r.meta.dtype.itemsize for r in made}
+        self.fresh = {
+            r.slot: extent(r.meta.shape, r.meta.stride()) * itemsize[r.slot] for r in made
+        }
 
     @property
     def updated(self) -> list[int]:

@@ -19,6 +19,7 @@ from torchair.engine.plan.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.executor import Program, RunStep
 from torchair.engine.run.frozen import FrozenTensors
+from torchair.engine.run.memory import PlaceMemory
 from torchair.engine.run.native import DirectProgram
 from torchair.engine.session import TorchNpuGraph
 from torchair.engine.session.recording import direct_program
@@ -195,17 +196,20 @@ class GraphCall:
             self.compile(inputs)
         return self.build_results(self.session.run(inputs), args)
 
-    def prepare(self, args: Sequence[Any]) -> None:
+    def prepare(self, args: Sequence[Any]) -> Plan:
         """Make everything that a run needs, so that it runs operators only."""
         inputs = self.collect(args)
         self.compile(inputs)
-        self.session.recording(inputs).prepare()
+        return self.session.recording(inputs).prepare()
 
-    def once(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], Program]:
-        """Run it with a program made for this run: what a device records."""
+    def once(
+        self, args: Sequence[Any], place: PlaceMemory | None = None
+    ) -> tuple[tuple[Any, ...], Program]:
+        """Run it with a program made for this run: what a device records. `place` gives memory for
+        the arena and for results, as far as it has any."""
         inputs = self.collect(args)
         self.compile(inputs)
-        outputs, program = self.session.recording(inputs).once()
+        outputs, program = self.session.recording(inputs).once(place)
         return self.build_results(outputs, args), program
 
     @property

@@ -20,6 +20,9 @@ NAMES = Names(
         "empty_strided_cpu": optional(
             "torch._C._dynamo.guards:_empty_strided_cpu", "a quicker allocation of results"
         ),
+        "empty_strided_cuda": optional(
+            "torch._C._dynamo.guards:_empty_strided_cuda", "the same on CUDA, where it is used"
+        ),
         "same_addresses": optional(
             "torch._C:_tensors_data_ptrs_at_indices_equal",
             "a quicker comparison of addresses; only builds with CUDA have it",

@@ -258,3 +258,16 @@ class KernelLaunch:
         code = self._launch(*self._given)
         if code:
             _check(code, self.name)
+
+
+# ---- for other modules that call the driver
+
+
+def driver() -> Any:
+    """The driver's functions."""
+    return _driver()
+
+
+def check(code: int, what: str) -> None:
+    """Raise what the driver says of a failure."""
+    _check(code, what)

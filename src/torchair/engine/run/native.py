@@ -170,9 +170,12 @@ class ProgramPool:
         free.append(program)
         return outputs
 
-    def once(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        """Outputs by a program of their own, which is not used again."""
-        program = self._bind(self.plan)
+    def once(
+        self, inputs: Sequence[torch.Tensor], place: PlaceMemory | None = None
+    ) -> tuple[list[torch.Tensor], Any]:
+        """Outputs by a program of their own, which is not used again. `place` gives memory for it,
+        as far as it has any."""
+        program = self._bind(self.plan) if place is None else self._bind(self.plan, place=place)
         return program.run(inputs), program
 
 

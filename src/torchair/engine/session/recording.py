@@ -14,6 +14,7 @@ from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.run.executor import Program
 from torchair.engine.run.fixed import FixedProgram, check_capturable, memory_of
 from torchair.engine.run.frozen import FrozenTensors
+from torchair.engine.run.memory import PlaceMemory
 from torchair.engine.run.native import DirectProgram, ProgramPool
 from torchair.engine.run.workspace import ShapePlanPool
 from torchair.engine.session.plans import PlanPool
@@ -42,14 +43,16 @@ class PlanRecording:
         check_capturable(plan, copied)
         return pool
 
-    def prepare(self) -> None:
+    def prepare(self) -> Plan:
         """Plan and compile kernels, for `once`."""
-        self._recorded().forget()
+        pool = self._recorded()
+        pool.forget()
+        return pool.plan
 
-    def once(self) -> tuple[list[torch.Tensor], Program]:
+    def once(self, place: PlaceMemory | None = None) -> tuple[list[torch.Tensor], Program]:
         """Outputs of the graph by a program made for this run: what a device records. All memory
-        that the program needs is allocated now."""
-        return self._recorded().once(self._inputs)
+        that the program needs is allocated now, what `place` does not give."""
+        return self._recorded().once(self._inputs, place)
 
     def _recorded(self) -> ProgramPool:
         pool = self.planned(copied=True)
