@@ -3,7 +3,8 @@ functions for which a GPU has approximate instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torchair.codegen.cuda.writer import GpuWriter
@@ -12,7 +13,7 @@ from torchair.codegen.sizes import BYTES, SizeArgument
 from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.maths_wide import LOG2_E, positive_part
 from torchair.codegen.text.memory import memory_element
-from torchair.codegen.text.point import Point, VectorSlot
+from torchair.codegen.text.point import Point, ValueKey, VectorSlot
 from torchair.codegen.text.writer import Writer, lane_numbers
 
 
@@ -49,7 +50,15 @@ class ThreadPoint(Point):
         self.aligned = aligned
         self.rounded = rounded
 
-    def _spot(self, slot: int) -> Spot:
+    @contextmanager
+    def known(self, values: dict[ValueKey, str]) -> Iterator[None]:
+        """A scope that can be left and entered again: its values are in this dict."""
+        self._scopes.append(values)
+        yield
+        self._scopes.pop()
+
+    def spot(self, slot: int) -> Spot:
+        """Where a vector of the thread is."""
         spot = self.slots[slot]
         assert isinstance(spot, Spot)
         return spot
@@ -57,7 +66,7 @@ class ThreadPoint(Point):
     def _position(self, x: Expr, slot: int) -> str:
         if x.data != self.vector_axis:
             return self.index[x.data]
-        start = self._spot(slot).index
+        start = self.spot(slot).index
         lanes = lane_numbers(self.lanes, 64, 1, 0)
         first = self.w.splat("i64", start)
         return lanes if start == "0" else self.w(f"add {self.w.vector('i64')} {first}, {lanes}")
@@ -87,7 +96,7 @@ class ThreadPoint(Point):
 
     def _at_slot(self, place: Access, slot: int) -> str:
         w, stride = self.w, place.strides[self.vector_axis]
-        far = w.mul(self._spot(slot).index, w.size(stride))
+        far = w.mul(self.spot(slot).index, w.size(stride))
         return w.offset(self.pointer(place), memory_element(place.dtype), far)
 
     def _steps(self, stride: int | SizeArgument) -> str:
@@ -103,7 +112,7 @@ class ThreadPoint(Point):
 
     def store(self, what: Store, slot: int = 0) -> None:
         """Nothing is stored for vectors that do not count, and once for a team what is its own."""
-        counts = self._spot(slot).mask if self.stores_vectors(what) else self.writes
+        counts = self.spot(slot).mask if self.stores_vectors(what) else self.writes
         if counts is None:
             super().store(what, slot)
             return

@@ -64,6 +64,7 @@ class Launches(NativePart):
         self.layout, self.faults = shared.layout, shared.faults
         values = self._values(memory)
         entries = shared.built(library)
+        self._scratch, self._rooms = _scratch(groups, library.index)
         self._calls: list[KernelLaunch] = []
         # word of the argument layout, where it is given
         self._given: list[tuple[int, Any, int]] = []
@@ -90,7 +91,8 @@ class Launches(NativePart):
         words: list[int] = []
         where: list[tuple[int, int]] = []  # (word of the argument layout, position)
         grid, shared, cluster = 0, 0, 1
-        for job in bundle:
+        scratch = set(self.layout.scratch)
+        for job, room in zip(bundle, self._rooms, strict=False):
             numbers = dict(enumerate(self.steps[job.steps[0]].code.numbers, SIZES_AT))
             blocks = job.launch.blocks(numbers.__getitem__)
             grid, shared, cluster = grid + blocks, job.launch.shared, job.launch.cluster
@@ -99,7 +101,7 @@ class Launches(NativePart):
                 part, own = divmod(word, FAR)
                 at = self.layout.blocks[job.steps[part]] + own
                 where.append((at, len(words)))
-                words.append(values[at])
+                words.append(room if at in scratch else values[at])
         call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early)
         self._given += [(word, call.words, position) for word, position in where]
         return call
@@ -127,6 +129,17 @@ class Launches(NativePart):
             first = int(self.faults.nonzero()[0])
             self.faults.zero_()
             raise BadIndex(self.steps[self.layout.faults[first][1]])
+
+
+def _scratch(groups: Sequence[Bundle], index: int) -> tuple[torch.Tensor, list[int]]:
+    """Scratch memory of some launches, and the address for each place in a launch: kernels side by
+    side have some of their own, one launch after the other uses the same. Kernels leave zeros where
+    they found zeros."""
+    places = range(max(map(len, groups), default=0))
+    sizes = [max(g[k].launch.scratch for g in groups if len(g) > k) for k in places]
+    memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=torch.device("cuda", index))
+    starts = [sum(sizes[:k]) for k in places]
+    return memory, [memory.data_ptr() + start for start in starts]
 
 
 # ---- machine code of launches ----
