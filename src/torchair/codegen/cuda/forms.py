@@ -43,9 +43,14 @@ def vector_lanes(nest: Nest) -> int:
     if not nest.axes:
         return 1
     places = contiguous(nest)
-    lanes = VECTOR // max((BYTES[p.dtype] for p in places), default=VECTOR)
+    lanes = elements_of(places)
     numbers = [nest.axes[-1], *(n for p in places for n in steps(p))]
     return math.gcd(lanes, *(n for n in numbers if isinstance(n, int)))
+
+
+def elements_of(places: Sequence[Access]) -> int:
+    """Elements in 16 bytes of all of these accesses, one if there are none."""
+    return VECTOR // max((BYTES[p.dtype] for p in places), default=VECTOR)
 
 
 def contiguous(nest: Nest) -> list[Access]:

@@ -22,13 +22,15 @@ from torchair.codegen.cuda.forms import (
     NestForm,
     ThreadUnit,
     both,
+    contiguous,
+    elements_of,
     vector_lanes,
 )
 from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.point import Spot
 from torchair.codegen.cuda.sums import Shared, cut_of
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.loops import Nest
+from torchair.codegen.loops import MATHS, Nest, expressions
 from torchair.codegen.target import Choices, Kernel, Launch
 from torchair.codegen.text.plan import NestPlan, make_plan
 
@@ -44,6 +46,10 @@ MUCH = 1 << 15
 """Points of a nest from which on its pieces are worth measuring."""
 WAVES = 32
 """Blocks for each multiprocessor, beyond which a block takes several turns."""
+SHORT = 320
+"""Expressions of a thread that are written out one by one."""
+QUICK = frozenset({"exp", "sigmoid", "silu", "sqrt", "rsqrt", "floor", "ceil", "round", "trunc"})
+"""Functions that take few instructions."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +121,15 @@ def form_of(
     lanes, rows = vector_lanes(nest), _has_rows(nest)
     if shape.lanes:
         lanes = math.gcd(lanes, shape.lanes)
-    elif not rows and grid is None:
-        lanes = _spread(nest, lanes, w.gpu)
-    return (_Rows if rows else _Apart)(w, nest, lanes, grid or GridSlice(), shape.threads)
+    if rows:
+        return _Rows(w, nest, lanes, grid or GridSlice(), shape.threads)
+    each = lanes
+    if grid is None and not shape.lanes:
+        whole = elements_of(contiguous(nest))
+        each = _spread(nest, whole if _is_short(nest, whole) else lanes, w.gpu)
+    form = _Apart(w, nest, math.gcd(lanes, each), grid or GridSlice(), shape.threads)
+    form.each = each
+    return form
 
 
 def _has_rows(nest: Nest) -> bool:
@@ -140,16 +152,35 @@ def _spread(nest: Nest, lanes: int, gpu: Gpu) -> int:
     return lanes
 
 
+def _is_short(nest: Nest, times: int) -> bool:
+    """Whether the work of a point may be written out so many times."""
+    return len(expressions(nest)) * times <= SHORT
+
+
 class _Apart(NestForm):
-    """Every thread works alone, on vectors that lie side by side."""
+    """Every thread works alone: on vectors of 16 bytes that lie side by side, or on as many shorter
+    ones, of which those of a warp lie side by side."""
+
+    each = 1
+    """Elements of a thread."""
 
     def plan(self, lanes: int) -> NestPlan:
-        return make_plan(self.nest, lanes, True, form=(self.around, 1), scratch=0)
+        return make_plan(self.nest, lanes, True, form=(self.around, self._slots(lanes)), scratch=0)
+
+    def _slots(self, lanes: int) -> int:
+        """Vectors of a thread at a time."""
+        return self.each // lanes if _is_short(self.nest, self.each) else 1
 
     def launch(self) -> Launch:
         units = tuple(self._size(a) for a in [*self.outer, self.last] if self.nest.axes)
-        most = WAVES * self.w.gpu.multiprocessors
-        return Launch(self.threads, self.threads * self.lanes, units, most=most)
+        most = WAVES * self.w.gpu.multiprocessors if self._is_long() else 0
+        return Launch(self.threads, self.threads * self.each, units, most=most)
+
+    def _is_long(self) -> bool:
+        """Whether a point is so much work that blocks had better take several turns: what is the
+        same for all points is done less often then. Else they begin as soon as there is room."""
+        slow = any(x.kind in MATHS and x.kind not in QUICK for x in expressions(self.nest))
+        return slow or bool(self.nest.reduced)
 
     @property
     def threads(self) -> int:
@@ -161,7 +192,7 @@ class _Apart(NestForm):
         w.lanes = lanes
         unit = ThreadUnit(w, self.plan(lanes), 1, "0", None)
         size = w.size(self._size(self.last))
-        chunks = w.div(w.add(size, str(self.lanes - 1)), str(self.lanes))
+        chunks = w.ceil(size, self.each)
         sizes = [*(w.size(self._size(a)) for a in self.outer), chunks]
         total = reduce(w.mul, sizes, "1")
         if total == "0":
@@ -173,19 +204,42 @@ class _Apart(NestForm):
             with w.loop(mine, total, step) as turn, unit.point.scope():
                 *outer, chunk = self._positions(turn.index, sizes)
                 index = dict(zip(self.outer, outer, strict=True))
-                self._chunk(unit, index, w.mul(chunk, str(self.lanes)), size, lanes)
+                self._chunk(unit, index, chunk, chunks, lanes)
 
     def _chunk(
-        self, unit: ThreadUnit, index: dict[int, str], first: str, size: str, lanes: int
+        self, unit: ThreadUnit, index: dict[int, str], chunk: str, chunks: str, lanes: int
     ) -> None:
-        """A vector of neighbours, at once or one by one."""
-        if lanes == self.lanes:
+        """The elements of a thread: a vector, several of them, or one element after the other."""
+        w, size = self.w, self.w.size(self._size(self.last))
+        first = w.mul(chunk, self.each)
+        if lanes == self.each:
             unit.unit(index, (first, size), [Spot(index=first)])
-            return
-        w = self.w
-        stop = w.least(w.add(first, str(self.lanes)), size)
-        with w.loop(first, stop) as each:
-            unit.unit(index, (each.index, size), [Spot(index=each.index)])
+        elif self._slots(lanes) > 1:
+            spots = self._side_by_side(chunk, chunks, size, lanes)
+            unit.unit(index, (first, size), spots)
+        else:
+            stop = w.least(w.add(first, self.each), size)
+            with w.loop(first, stop) as one:
+                unit.unit(index, (one.index, size), [Spot(index=one.index)])
+
+    def _side_by_side(self, chunk: str, chunks: str, size: str, lanes: int) -> list[Spot]:
+        """Vectors of a thread that lie beside those of the other threads of its warp. The last warp
+        of a row has fewer threads."""
+        w, spots = self.w, []
+        place = w.rem(chunk, WARP)
+        first = w.sub(chunk, place)
+        width = w.least(w.sub(chunks, first), WARP)
+        start = w.add(w.mul(first, self.each // lanes), place)
+        whole = not size.startswith("%") and int(size) % self.each == 0
+        for k in range(self._slots(lanes)):
+            index = w.mul(w.add(start, w.mul(width, k)), lanes)
+            if whole:
+                spots.append(Spot(0, None, index))
+                continue
+            inside = w(f"icmp slt i64 {index}, {size}")
+            last = w.sub(size, lanes)
+            spots.append(Spot(0, inside, w(f"select i1 {inside}, i64 {index}, i64 {last}")))
+        return spots
 
 
 class _Rows(NestForm):

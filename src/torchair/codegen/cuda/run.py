@@ -137,9 +137,22 @@ def _scratch(groups: Sequence[Bundle], index: int) -> tuple[torch.Tensor, list[i
     they found zeros."""
     places = range(max(map(len, groups), default=0))
     sizes = [max(g[k].launch.scratch for g in groups if len(g) > k) for k in places]
-    memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=torch.device("cuda", index))
+    memory = _zeros(sum(sizes), torch.device("cuda", index))
     starts = [sum(sizes[:k]) for k in places]
     return memory, [memory.data_ptr() + start for start in starts]
+
+
+def _zeros(size: int, device: torch.device) -> torch.Tensor:
+    """Bytes that are zero when the first launch begins. What a device records is not to clear them
+    in every replay, nor may they be memory that the recording uses for something else before: they
+    come from a stream that is not recorded."""
+    if not size or not torch.cuda.is_current_stream_capturing():
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    aside = torch.cuda.Stream(device)
+    with torch.cuda.stream(aside):
+        memory = torch.zeros(size, dtype=torch.uint8, device=device)
+    aside.synchronize()
+    return memory
 
 
 # ---- machine code of launches ----

@@ -24,6 +24,7 @@ from torchair.codegen.cuda.forms import (
     ThreadUnit,
     both,
     contiguous,
+    elements_of,
     kept_type,
     steps,
 )
@@ -31,7 +32,7 @@ from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.point import Spot
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, expressions
-from torchair.codegen.sizes import BYTES, Size
+from torchair.codegen.sizes import Size
 from torchair.codegen.target import Launch
 from torchair.codegen.text.operators import across, combine, identity, together
 from torchair.codegen.text.plan import NestPlan, Phase, Sums, make_plan
@@ -201,7 +202,7 @@ def _power(n: int) -> int:
 
 def _lanes(nest: Nest) -> int:
     """Elements in 16 bytes of what is read and written in the loops."""
-    return VECTOR // max((BYTES[p.dtype] for p in _inner(nest, contiguous(nest))), default=VECTOR)
+    return elements_of(_inner(nest, contiguous(nest)))
 
 
 def _inner(nest: Nest, places: Sequence[Access]) -> list[Access]:
