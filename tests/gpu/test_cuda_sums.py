@@ -12,11 +12,11 @@ import torch
 from cuda_tools import HOPPER, OLDER, back, entry_of, made, on_gpu, on_machine, run
 from nest_plain import as_words, compare, noise
 from nest_random import Maker
-from torchair.codegen.cuda import sums
+from torchair.codegen.cuda import cuts
+from torchair.codegen.cuda.cuts import Cut, cut_of
 from torchair.codegen.cuda.driver import library
 from torchair.codegen.cuda.jit import Gpu, describe, foreign, ptx
 from torchair.codegen.cuda.nest import print_nest
-from torchair.codegen.cuda.sums import Cut, cut_of
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op, reduce, simplify
 
 FEW = describe((9, 0), 3)
@@ -79,6 +79,28 @@ def softmax(rows: int, columns: int) -> tuple[Nest, list[np.ndarray]]:
     ]
 
 
+def normalised(rows: int, columns: int, dim: int | None) -> tuple[Nest, list[np.ndarray]]:
+    """What has mean 0 along a dim, and an average of means that is updated in place."""
+    along = {0: (0, 1), 1: (1, 0), None: (0, 0)}[dim]
+    x = load(Access(0, "f32", (columns, 1)))
+    count = Expr("const", "f32", data=float({0: rows, 1: columns, None: rows * columns}[dim]))
+    mean = op("div", reduce("sum", x), count)
+    apart = op("sub", x, mean)
+    spread = op("div", reduce("sum", op("mul", apart, apart)), count)
+    half = Expr("const", "f32", data=0.5)
+    before = load(Access(2, "f32", along))
+    stores = (
+        Store(Access(1, "f32", (columns, 1)), op("div", apart, op("add", spread, half))),
+        Store(Access(2, "f32", along), op("add", op("mul", before, half), mean)),
+        Store(Access(3, "f32", along), spread),
+    )
+    points = {0: columns, 1: rows, None: 1}[dim]
+    sizes = rows * columns, rows * columns, points, points
+    memory = [noise(n, "f32", k) for k, n in enumerate(sizes)]
+    reduced = frozenset({0, 1} if dim is None else {dim})
+    return simplify(Nest((rows, columns), stores, reduced)), memory
+
+
 def cut(nest: Nest, gpu: Gpu, shares: bool = True) -> Cut:
     printed, _ = as_words(nest, 9, never)
     found = cut_of(printed, gpu, shares=shares)
@@ -92,13 +114,28 @@ def cut(nest: Nest, gpu: Gpu, shares: bool = True) -> Cut:
 def test_rows_are_split_among_all_multiprocessors() -> None:
     nest, _ = sums_of(2048, 768, 0)
     found = cut(nest, HOPPER)
-    assert (found.kind, found.across, found.splits) == ("columns", 8, 16)
+    assert (found.kind, found.across, found.splits) == ("columns", 8, 8)
     _, launch, _ = made(nest, 5, HOPPER)
-    assert 2 * HOPPER.multiprocessors < launch.blocks(lambda word: 0) == 24 * 16
+    assert HOPPER.multiprocessors < launch.blocks(lambda word: 0) == 24 * 8
     whole, _ = sums_of(100_000, 100, None)
-    assert cut(whole, HOPPER).splits == sums.BLOCKS * HOPPER.multiprocessors
+    splits = cut(whole, HOPPER).splits
+    assert splits is not None
+    assert 1.5 * HOPPER.multiprocessors < splits <= cuts.BLOCKS * HOPPER.multiprocessors
     stats, _ = statistics(32, 64, 3136, "bf16")
-    assert cut(stats, HOPPER).kind == "rows" and cut(stats, HOPPER).splits == 8
+    assert cut(stats, HOPPER).kind == "rows" and cut(stats, HOPPER).splits == 4
+
+
+def test_blocks_that_wait_for_each_other_are_all_resident() -> None:
+    nest, memory = softmax(4096, 4096)
+    assert cut(nest, HOPPER).waits
+    kernel, launch, _ = made(nest, len(memory), HOPPER)
+    assert launch.together and launch.resident == cuts.TOGETHER and not launch.early
+    blocks = launch.blocks(lambda word: 0)
+    assert HOPPER.multiprocessors < blocks <= launch.resident * HOPPER.multiprocessors
+    text = ptx([entry_of(kernel, launch)], HOPPER)
+    assert ".minnctapersm 2" in text and text.count("ld.acquire.gpu.u32") == 4  # in two versions
+    nest, memory = softmax(4096, 64 * 4096)
+    assert not made(nest, len(memory), HOPPER)[1].together
 
 
 def test_what_is_shared_is_loaded_in_vectors_and_read_once() -> None:
@@ -158,7 +195,10 @@ CASES: list[tuple[Callable[..., tuple[Nest, list[np.ndarray]]], tuple[object, ..
     (statistics, (12, 2, 784, "bf16")),
     (statistics, (3, 2, 5000, "f32")),
     (softmax, (70, 36)),
-    (softmax, (130, 5)),
+    (softmax, (600, 20)),
+    (normalised, (700, 12, 0)),
+    (normalised, (200, 45, None)),
+    (normalised, (2, 9000, 1)),
 ]
 
 
@@ -175,7 +215,7 @@ def test_values_on_numpy(make: Callable[..., object], sizes: Sequence[object], o
 def eager_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even the smallest reductions are shared."""
     for name, value in (("SHORT", 2), ("LONG", 8), ("ROUNDS", 1), ("ALONE", 1 << 30)):
-        monkeypatch.setattr(sums, name, value)
+        monkeypatch.setattr(cuts, name, value)
 
 
 def random_cases(seeds: range, gpu: Gpu) -> list[tuple[int, Maker, Nest, Callable[[int], bool]]]:

@@ -45,7 +45,9 @@ def run(
     blocks = launch.blocks(lambda word: values[word])
     entry = entry_of(kernel, launch)
     given = [blocks, *(values[w] for w in kernel.words)]
-    call = KernelLaunch(library(0), entry, blocks, given, launch.shared, launch.cluster)
+    call = KernelLaunch(
+        library(0), entry, blocks, given, launch.shared, launch.cluster, together=launch.together
+    )
     call(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     assert not scratch[:COUNTERS].any(), "the next launch finds no zeros"

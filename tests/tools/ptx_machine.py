@@ -353,8 +353,9 @@ def launch(
         how.block,
         dict(zip(function.parameters, given, strict=True)),
     )
-    for first in range(0, count, how.cluster):
-        Blocks(run, first, how.cluster, order).go()
+    together = count if how.together else how.cluster
+    for first in range(0, count, together):
+        Blocks(run, first, together, order).go()
 
 
 # ---- instructions ----

@@ -130,6 +130,7 @@ class Launch:
     room: int = 0  # how many of them there is room for, at most
     even: bool = True  # rather fewer blocks than `most`, if then all have as much to do
     scratch: int = 0  # bytes of scratch memory; what is zero in the first of them stays zero
+    together: bool = False  # blocks wait for each other: all must be resident at once
 
     @property
     def most_blocks(self) -> int:

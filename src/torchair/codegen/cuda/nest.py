@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import reduce
 
+from torchair.codegen.cuda.cuts import cut_of
 from torchair.codegen.cuda.forms import (
     TEAM,
     GridSlice,
@@ -28,7 +29,7 @@ from torchair.codegen.cuda.forms import (
 )
 from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.point import Spot
-from torchair.codegen.cuda.sums import Shared, cut_of
+from torchair.codegen.cuda.sums import Shared
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import MATHS, Nest, expressions
 from torchair.codegen.target import Choices, Kernel, Launch
@@ -88,7 +89,7 @@ def print_nest(
     how many there are."""
     w = GpuWriter(gpu)
     form = form_of(w, nest, None, shape, scratch, batch_invariant)
-    early = early and gpu.has_clusters
+    early = early and gpu.has_clusters and not form.launch().together
     if early:
         w.wait()
         w.release("true")

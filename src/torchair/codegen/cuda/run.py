@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,12 +33,36 @@ class SharedLaunches:
         self.layout = ArgumentLayout(steps, plan)
         self.groups = bundles(steps, plan, self.layout, join)
         self._entries: list[Entry] | None = None
+        self._cleared: torch.Tensor | None = None  # scratch memory for a program
 
     def built(self, library: GpuLibrary) -> list[Entry]:
         """What the launches run, compiled when this is asked first."""
         if self._entries is None:
             self._entries = compiled(library, self.groups)
+            if any(self.rooms) and not torch.cuda.is_current_stream_capturing():
+                self._cleared = self._zeros(library.index)
+                torch.cuda.current_stream(library.index).synchronize()
         return self._entries
+
+    @cached_property
+    def rooms(self) -> list[int]:
+        """Bytes of scratch memory for each place in a launch: kernels side by side have some of
+        their own, one launch after the other uses the same."""
+        places = range(max(map(len, self.groups), default=0))
+        return [max(g[k].launch.scratch for g in self.groups if len(g) > k) for k in places]
+
+    def scratch(self, index: int) -> torch.Tensor:
+        """Scratch memory for a program. It is zero when its first launch begins, and kernels leave
+        zeros where they found zeros. What a device records had better not clear it in each replay,
+        and can allocate no other memory: it gets what was cleared when kernels were compiled."""
+        found, recording = self._cleared, torch.cuda.is_current_stream_capturing()
+        if found is None or not recording:
+            return self._zeros(index)
+        self._cleared = None
+        return found
+
+    def _zeros(self, index: int) -> torch.Tensor:
+        return torch.zeros(sum(self.rooms), dtype=torch.uint8, device=torch.device("cuda", index))
 
     @cached_property
     def faults(self) -> torch.Tensor:
@@ -64,7 +89,9 @@ class Launches(NativePart):
         self.layout, self.faults = shared.layout, shared.faults
         values = self._values(memory)
         entries = shared.built(library)
-        self._scratch, self._rooms = _scratch(groups, library.index)
+        self._scratch = shared.scratch(library.index) if any(shared.rooms) else None
+        start = 0 if self._scratch is None else self._scratch.data_ptr()
+        self._rooms = list(accumulate(shared.rooms[:-1], initial=start))
         self._calls: list[KernelLaunch] = []
         # word of the argument layout, where it is given
         self._given: list[tuple[int, Any, int]] = []
@@ -102,7 +129,8 @@ class Launches(NativePart):
                 at = self.layout.blocks[job.steps[part]] + own
                 where.append((at, len(words)))
                 words.append(room if at in scratch else values[at])
-        call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early)
+        together = any(job.launch.together for job in bundle)
+        call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early, together)
         self._given += [(word, call.words, position) for word, position in where]
         return call
 
@@ -129,30 +157,6 @@ class Launches(NativePart):
             first = int(self.faults.nonzero()[0])
             self.faults.zero_()
             raise BadIndex(self.steps[self.layout.faults[first][1]])
-
-
-def _scratch(groups: Sequence[Bundle], index: int) -> tuple[torch.Tensor, list[int]]:
-    """Scratch memory of some launches, and the address for each place in a launch: kernels side by
-    side have some of their own, one launch after the other uses the same. Kernels leave zeros where
-    they found zeros."""
-    places = range(max(map(len, groups), default=0))
-    sizes = [max(g[k].launch.scratch for g in groups if len(g) > k) for k in places]
-    memory = _zeros(sum(sizes), torch.device("cuda", index))
-    starts = [sum(sizes[:k]) for k in places]
-    return memory, [memory.data_ptr() + start for start in starts]
-
-
-def _zeros(size: int, device: torch.device) -> torch.Tensor:
-    """Bytes that are zero when the first launch begins. What a device records is not to clear them
-    in every replay, nor may they be memory that the recording uses for something else before: they
-    come from a stream that is not recorded."""
-    if not size or not torch.cuda.is_current_stream_capturing():
-        return torch.zeros(size, dtype=torch.uint8, device=device)
-    aside = torch.cuda.Stream(device)
-    with torch.cuda.stream(aside):
-        memory = torch.zeros(size, dtype=torch.uint8, device=device)
-    aside.synchronize()
-    return memory
 
 
 # ---- machine code of launches ----

@@ -5,7 +5,9 @@ reduced axis, or all of them along a reduced vector axis. What they have summed 
 through shared memory. Where that leaves multiprocessors without work, the reduced axis is split
 among several blocks. Each writes its partial results to scratch memory and counts itself in; the
 last one to arrive combines all of them in their order, so results do not depend on who was last,
-and does what follows from them.
+and does what follows from them. Where the points are walked through again after a reduction, as in
+a softmax over columns, all blocks wait for each other instead and each combines all parts for
+itself; they are so few that all are resident, which the launch asks the driver for.
 """
 
 from __future__ import annotations
@@ -13,10 +15,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
 
+from torchair.codegen.cuda.cuts import (
+    BLOCKS,
+    ROUNDS,
+    TOGETHER,
+    Cut,
+    lanes_in,
+    loops_of,
+    points,
+    walks_after,
+)
 from torchair.codegen.cuda.forms import (
     VECTOR,
     GridSlice,
@@ -24,14 +34,13 @@ from torchair.codegen.cuda.forms import (
     ThreadUnit,
     both,
     contiguous,
-    elements_of,
     kept_type,
     steps,
 )
-from torchair.codegen.cuda.jit import WARP, Gpu
+from torchair.codegen.cuda.jit import WARP
 from torchair.codegen.cuda.point import Spot
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.loops import Access, Expr, Nest, expressions
+from torchair.codegen.loops import Expr, Nest, Store, expressions
 from torchair.codegen.sizes import Size
 from torchair.codegen.target import Launch
 from torchair.codegen.text.operators import across, combine, identity, together
@@ -40,174 +49,8 @@ from torchair.codegen.text.point import ValueKey
 from torchair.codegen.text.unit import LoopBody
 from torchair.codegen.text.writer import REGISTER, shaped
 
-THREADS = 256
-"""Threads of a block."""
-BLOCKS = 4
-"""Blocks for each multiprocessor that there are to be."""
-ROUNDS = 4
-"""Rounds of a thread that a block is worth."""
-NARROW, WIDE = 8, 32
-"""Threads along the vector axis of a tensor with few columns, and with many."""
-ALONE = 1024
-"""Threads for each multiprocessor with which each may walk along reduced axes alone."""
-SHORT = 32
-"""Points of the reduced axes that one thread may walk along alone."""
-LONG = 1 << 13
-"""Elements of a row that are worth several blocks."""
 COUNTERS = 16 * 1024
 """Bytes at the begin of scratch memory in which blocks count."""
-ROW = 16
-"""Elements of a short row that a thread takes at a time."""
-
-CutKind = Literal["columns", "rows", "long"]
-"""Where the vector axis is parallel; reduced, with another reduced axis for the other threads; and
-reduced, with all threads along it."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How the points of a nest are given to threads and blocks."""
-
-    kind: CutKind
-    axis: int  # the reduced axis that is split
-    across: int  # threads along the vector axis
-    threads: int  # of a block
-    columns: int  # elements along a parallel vector axis that a thread takes
-    splits: int | None  # blocks that share a reduction, None: sizes that are not known decide
-
-    @property
-    def beside(self) -> int:
-        """Threads along the reduced axis."""
-        return self.threads // self.across
-
-    @property
-    def width(self) -> int:
-        """Results of a block for each reduction."""
-        return self.across * self.columns
-
-
-def cut_of(nest: Nest, gpu: Gpu, threads: int = 0, shares: bool = True) -> Cut | None:
-    """How threads share the reductions of a nest, None where each had better work alone or in a
-    team for a row. Without `shares` no result depends on how many of them there are."""
-    last = len(nest.axes) - 1
-    if not any(x.kind == "reduce" for x in expressions(nest)) or nest.axes[last] == 1:
-        return None
-    around = [a for a in sorted(nest.reduced) if a != last]
-    outer = [nest.axes[a] for a in range(last) if a not in nest.reduced]
-    asked = threads or THREADS
-    if last in nest.reduced:
-        return _rows(nest, gpu, outer, around, asked, shares)
-    return _columns(nest, gpu, outer, around, asked, shares) if around else None
-
-
-def _columns(
-    nest: Nest, gpu: Gpu, outer: Sequence[Size], around: Sequence[int], threads: int, shares: bool
-) -> Cut | None:
-    size, axis = nest.axes[-1], _longest(nest, around)
-    each = _lanes(nest)
-    vectors = -(-size // each) if isinstance(size, int) else 1 << 30
-    points = _product([nest.axes[a] for a in around])
-    alone = _product([*outer, vectors if isinstance(size, int) else size])
-    if points is not None and points < SHORT:
-        return None
-    if shares and alone is not None and alone >= ALONE * gpu.multiprocessors:
-        return None
-    wide = NARROW
-    if shares and isinstance(size, int):
-        wide = WIDE if vectors >= NARROW * WIDE else NARROW
-        wide = min(wide, _power(vectors))
-    cut = Cut("columns", axis, wide, max(threads, WARP), each, 1)
-    tiles = _product([*outer, -(-size // cut.width) if isinstance(size, int) else size])
-    return _split(cut, nest, gpu, tiles, shares)
-
-
-def _rows(
-    nest: Nest, gpu: Gpu, outer: Sequence[Size], around: Sequence[int], threads: int, shares: bool
-) -> Cut | None:
-    size, rows = nest.axes[-1], _product(outer)
-    if around:
-        if not isinstance(size, int):
-            return None
-        each = math.gcd(_lanes(nest), size)
-        wide = min(threads, _power(-(-size // each)))
-        short = -(-size // (wide * each)) * each <= ROW
-        kind: CutKind = "rows" if short else "long"
-        cut = Cut(kind, _longest(nest, around), wide if short else threads, threads, 1, 1)
-        points = _product([nest.axes[a] for a in around])
-        if points is not None and points * size < LONG:
-            return None
-        return _split(cut, nest, gpu, rows, shares)
-    few = rows is not None and rows < 2 * gpu.multiprocessors
-    if not few or not shares or (isinstance(size, int) and size < LONG):
-        return None
-    cut = _split(Cut("long", len(nest.axes) - 1, threads, threads, 1, 1), nest, gpu, rows, shares)
-    return None if cut.splits == 1 else cut
-
-
-def _split(cut: Cut, nest: Nest, gpu: Gpu, units: int | None, shares: bool) -> Cut:
-    """With blocks for each multiprocessor, where results are not enough and one phase reduces."""
-    if not shares or not _reduces_once(nest, cut):
-        return cut
-    size = nest.axes[cut.axis]
-    if units is None or not isinstance(size, int):
-        return Cut(cut.kind, cut.axis, cut.across, cut.threads, cut.columns, None)
-    most = BLOCKS * gpu.multiprocessors // max(units, 1)
-    splits = max(1, min(most, size // _worth(cut, nest)))
-    return Cut(cut.kind, cut.axis, cut.across, cut.threads, cut.columns, splits)
-
-
-def _worth(cut: Cut, nest: Nest) -> int:
-    """Points along the axis that is split which are worth a block."""
-    if cut.kind == "long":
-        return ROUNDS * cut.threads * _lanes(nest) if cut.axis == len(nest.axes) - 1 else 1
-    return ROUNDS * cut.beside
-
-
-def _reduces_once(nest: Nest, cut: Cut) -> bool:
-    """Whether all reductions can be made in one walk, after which there is none."""
-    plan = make_plan(nest, 1, True, form=_form(nest, cut, 1), scratch=0)
-    late = [p for p in plan.phases if p.reductions][1:]
-    return not late and not _walks_after(plan, plan.phases[0])
-
-
-def _walks_after(plan: NestPlan, phase: Phase) -> bool:
-    """Whether phases after this one go through the loops again."""
-    after = plan.phases[plan.phases.index(phase) + 1 :]
-    return any(p.reductions or any(plan.store_level(s) > 1 for s in p.stores) for p in after)
-
-
-def _form(nest: Nest, cut: Cut, lanes: int) -> tuple[tuple[int, ...], int]:
-    """The loops of a unit, the one that is split last, and its vectors."""
-    last = len(nest.axes) - 1
-    others = tuple(a for a in sorted(nest.reduced) if a not in (last, cut.axis))
-    if cut.kind == "long":
-        return tuple(dict.fromkeys((*others, cut.axis, last))), 0
-    size = cut.columns if cut.kind == "columns" else -(-nest.axes[last] // cut.across)
-    return (*others, cut.axis), max(1, -(-size // lanes))
-
-
-def _longest(nest: Nest, axes: Sequence[int]) -> int:
-    """The axis to be split: the longest, those of unknown size before others."""
-    return max(axes, key=lambda a: n if isinstance(n := nest.axes[a], int) else 1 << 62)
-
-
-def _product(sizes: Sequence[Size]) -> int | None:
-    """How many points there are along some axes, None if that is not known."""
-    return math.prod(sizes) if all(isinstance(n, int) for n in sizes) else None  # type: ignore[arg-type]
-
-
-def _power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
-def _lanes(nest: Nest) -> int:
-    """Elements in 16 bytes of what is read and written in the loops."""
-    return elements_of(_inner(nest, contiguous(nest)))
-
-
-def _inner(nest: Nest, places: Sequence[Access]) -> list[Access]:
-    """Those that change along a reduced axis."""
-    return [p for p in places if any(p.strides[a] != 0 for a in nest.reduced)]
 
 
 # ---- the work of a block ----
@@ -226,7 +69,10 @@ class _Sums(ThreadUnit):
         super().__init__(w, plan, self.cut.across, self.column, None)
         self.columns = self.cut.kind == "columns"
         self.open = ExitStack()
-        self.reducing = [p for p in plan.phases if p.reductions]
+        self.waits = any(p.reductions and walks_after(plan, p) for p in plan.phases)
+        self.turns = 0  # how often all blocks have waited for each other
+        reductions = [r for p in plan.phases for r in p.reductions]
+        self.numbers = {id(r): k for k, r in enumerate(reductions)}
         self.scratch: dict[str, str] = form.shared_memory
 
     def unit(
@@ -236,8 +82,32 @@ class _Sums(ThreadUnit):
         slots: Sequence[Spot] = (),  # type: ignore[override]
         kept: object = None,
     ) -> None:
-        with self.open:
-            super().unit(index, bounds, slots)
+        with self.open, self.point.scope():
+            self.point.index |= index
+            self.bounds = bounds
+            if slots:
+                self.point.index[self.vector_axis] = bounds[0]
+                self.point.slots = list(slots)
+            for phase in self.plan.phases:
+                self._phase(phase)
+            self._end()
+
+    def _end(self) -> None:
+        """Store what is the same for all points along the reduced axes: once, when no other block
+        and no other thread reads what is overwritten."""
+        w, form = self.w, self.form
+        if self.waits and form.splits != "1":
+            self.open.enter_context(w.when(self._is_last()))
+        elif self.waits:
+            w.barrier()
+        self.point.writes = w(f"icmp eq i64 {w.thread()}, 0")
+        if self.columns:
+            first = w(f"icmp eq i64 {self.row}, 0")
+            spots = map(self.point.spot, range(len(self.point.slots)))
+            self.point.slots = [Spot(0, both(w, first, s.mask), s.index) for s in spots]
+        for s in form.last_stores:
+            for slot in range(len(self.point.slots) if self.point.stores_vectors(s) else 1):
+                self.point.store(s, slot)
 
     # ---- loops ----
 
@@ -291,16 +161,11 @@ class _Sums(ThreadUnit):
         pairs = zip(phase.reductions, sums, strict=True)
         parts = [self._of_thread(phase, r, mine) for r, mine in pairs]
         parts = self._of_threads(phase, parts)
-        if phase is self.reducing[-1] and self.form.splits != "1":
-            parts = self._of_blocks(phase, parts)
-        if self.columns and _walks_after(self.plan, phase):
+        again = walks_after(self.plan, phase)
+        if self.form.splits != "1":
+            parts = self._of_blocks(phase, parts, again)
+        if self.columns and again:
             parts = self._told(phase, parts)
-        elif self.columns:  # only the first threads of each column know
-            first = self.w(f"icmp eq i64 {self.row}, 0")
-            spots = map(self.point.spot, range(len(self.point.slots)))
-            self.point.slots = [Spot(0, both(self.w, first, s.mask), s.index) for s in spots]
-        if phase is self.reducing[-1]:
-            self.point.writes = self.w(f"icmp eq i64 {self.w.thread()}, 0")
         for r, mine in zip(phase.reductions, parts, strict=True):
             for slot, value in enumerate(mine):
                 self.point.keep(self.point.key(r, slot), value)
@@ -370,47 +235,50 @@ class _Sums(ThreadUnit):
 
     # ---- what blocks have in common ----
 
-    def _of_blocks(self, phase: Phase, parts: list[list[str]]) -> list[list[str]]:
-        """The results of all blocks that share them, for the last one, which goes on alone."""
+    def _of_blocks(self, phase: Phase, parts: list[list[str]], again: bool) -> list[list[str]]:
+        """The results of all blocks that share them: for all of them, where points are walked
+        through `again`, or for the last one, which goes on alone."""
         w = self.w
         mine = w(f"icmp eq i64 {self.row if self.columns else w.thread()}, 0")
         with w.when(mine):
-            for k, r in enumerate(phase.reductions):
-                for slot, x in enumerate(parts[k]):
-                    self._put(self._partial(w.block_number(), k, slot), r, x)
-        self.open.enter_context(w.when(self._is_last()))
+            for r, values in zip(phase.reductions, parts, strict=True):
+                for slot, x in enumerate(values):
+                    self._put(self._partial(w.block_number(), r, slot), r, x)
+        if again:
+            self._await_all()
+        else:
+            self.open.enter_context(w.when(self._is_last()))
         return self._of_threads(phase, self._gathered(phase, parts))
 
     def _gathered(self, phase: Phase, parts: list[list[str]]) -> list[list[str]]:
         """Each thread's share of what all blocks have left in scratch memory."""
         w = self.w
-        mine = [
-            (k, r, slot) for k, r in enumerate(phase.reductions) for slot in range(len(parts[k]))
-        ]
+        pairs = list(zip(phase.reductions, parts, strict=True))
+        mine = [(r, slot) for r, values in pairs for slot in range(len(values))]
         carried = [
             (shaped(REGISTER[r.dtype], self._width(r)), identity(r.data, r.dtype, self._width(r)))
-            for _, r, _ in mine
+            for r, _ in mine
         ]
         rank, step = (self.row, self.cut.beside) if self.columns else (w.thread(), self.cut.threads)
         with w.loop(rank, self.form.splits, step, carried) as loop:
             block = w.add(self.first, loop.index)
-            for (k, r, slot), total in zip(mine, loop.carried, strict=True):
-                x = self._got(self._partial(block, k, slot), r)
+            for (r, slot), total in zip(mine, loop.carried, strict=True):
+                x = self._got(self._partial(block, r, slot), r)
                 loop.next.append(combine(w, r.data, total, x, r.dtype, self._width(r)))
         results = iter(loop.results)
         return [[next(results) for _ in values] for values in parts]
 
     def _is_last(self) -> str:
-        """Whether all blocks that share results have written theirs, an i1: this was the last."""
-        w, form = self.w, self.form
-        flag = self.scratch.setdefault("flag", "") or w.shared("i32", 1)
+        """Whether all blocks that share results are here, an i1: this was the last."""
+        w = self.w
+        flag = self.scratch.get("flag") or w.shared("i32", 1)
         self.scratch["flag"] = flag
         w.fence()
         w.barrier()
         with w.when(w(f"icmp eq i64 {w.thread()}, 0")):
-            counter = w.offset(w.pointer(form.word), "i32", self.first)
-            short = w(f"trunc i64 {w.sub(form.splits, 1)} to i32")
-            last = w(f"icmp eq i32 {w.arrive(counter)}, {short}")
+            counter = self._counter()
+            before = w.sub(w.mul(self.form.splits, self.turns + 1), 1)
+            last = w(f"icmp eq i32 {w.arrive(counter)}, {self._short(before)}")
             with w.when(last):  # for the next launch
                 w.do(f"store i32 0, ptr {counter}")
             w.do(f"store i32 {w(f'zext i1 {last} to i32')}, ptr {flag}")
@@ -418,10 +286,31 @@ class _Sums(ThreadUnit):
         w.fence()
         return w(f"icmp ne i32 {w(f'load i32, ptr {flag}')}, 0")
 
-    def _partial(self, block: str, number: int, slot: int) -> str:
+    def _await_all(self) -> None:
+        """Wait until all blocks that share results are here."""
+        w = self.w
+        self.turns += 1
+        w.fence()
+        w.barrier()
+        with w.when(w(f"icmp eq i64 {w.thread()}, 0")):
+            counter = self._counter()
+            w.arrive(counter)
+            w.await_count(counter, self._short(w.mul(self.form.splits, self.turns)))
+        w.barrier()
+        w.fence()
+
+    def _counter(self) -> str:
+        """Where blocks that share results count themselves in."""
+        return self.w.offset(self.w.pointer(self.form.word), "i32", self.first)
+
+    def _short(self, count: str) -> str:
+        return self.w(f"trunc i64 {count} to i32") if count.startswith("%") else count
+
+    def _partial(self, block: str, r: Expr, slot: int) -> str:
         """Where a block puts its part of a reduction."""
         w, width = self.w, self.cut.width
-        place = w.add(w.mul(block, self.form.reductions * width), number * width)
+        place = w.mul(block, self.form.reductions * width)
+        place = w.add(place, self.numbers[id(r)] * width)
         if self.columns:
             column = w.add(self.column, slot * self.cut.across)
             place = w.add(place, w.mul(column, self.lanes))
@@ -472,39 +361,56 @@ class Shared(NestForm):
         """`word` is that of scratch memory, `lanes` the most that are wanted."""
         numbers = [nest.axes[-1], *(n for p in contiguous(nest) for n in steps(p))]
         known = [n for n in numbers if isinstance(n, int)]
-        own = math.gcd(_lanes(nest), *known)
+        own = math.gcd(lanes_in(nest), *known)
         super().__init__(w, nest, math.gcd(own, lanes or own), GridSlice(), 0)
         self.cut, self.word = cut, word
         self.shared_memory: dict[str, str] = {}
         self.reductions = sum(x.kind == "reduce" for x in expressions(nest))
         self.splits = str(cut.splits or "")
+        self.last_stores: list[Store] = []
 
     def plan(self, lanes: int) -> NestPlan:
-        plan = make_plan(self.nest, lanes, True, form=_form(self.nest, self.cut, lanes), scratch=0)
-        first, final = plan.phases[0], plan.phases[-1]
-        early = [s for s in first.stores if plan.store_level(s) <= 1 and first is not final]
-        first.stores = [s for s in first.stores if s not in early]
-        final.stores = [*early, *final.stores]  # once, and not by each block that shares results
+        plan = make_plan(
+            self.nest, lanes, True, form=loops_of(self.nest, self.cut, lanes), scratch=0
+        )
+        self.last_stores = [s for p in plan.phases for s in p.stores if plan.store_level(s) <= 1]
         for phase in plan.phases:
+            phase.stores = [s for s in phase.stores if plan.store_level(s) > 1]
             phase.blocks = {}  # each thread adds up few terms
         return plan
 
     def launch(self) -> Launch:
         cut = self.cut
         sizes = [self._size(a) for a in self.outer]
-        most = BLOCKS * self.w.gpu.multiprocessors
-        if cut.splits is not None:
-            units = (*sizes, *self._tiles(), cut.splits)
-            blocks = _product(units)
-            if blocks is None:
-                return Launch(cut.threads, 1, units, most=8 * most)
+        most = (TOGETHER if cut.waits else BLOCKS) * self.w.gpu.multiprocessors
+        resident = TOGETHER if cut.waits else 0
+        if cut.splits is None:
+            axes = (*sizes, self._size(self.last), self._size(cut.axis))
             return Launch(
-                cut.threads, 1, units, scratch=self._scratch(blocks) if cut.splits > 1 else 0
+                cut.threads,
+                cut.threads * ROUNDS * lanes_in(self.nest),
+                tuple(dict.fromkeys(axes)) if cut.axis == self.last else axes,
+                most=most,
+                even=False,
+                scratch=self._scratch(most),
+                resident=resident,
+                room=resident,
+                together=cut.waits,
             )
-        points = (*sizes, self._size(self.last), self._size(cut.axis))
-        units = tuple(dict.fromkeys(points)) if cut.axis == self.last else points
-        each = cut.threads * ROUNDS * _lanes(self.nest)
-        return Launch(cut.threads, each, units, most=most, even=False, scratch=self._scratch(most))
+        units = (*sizes, *self._tiles(), cut.splits)
+        blocks = points(units)
+        if blocks is None or cut.splits == 1:
+            return Launch(cut.threads, 1, units, most=8 * most if blocks is None else 0)
+        scratch = self._scratch(blocks)
+        return Launch(
+            cut.threads,
+            1,
+            units,
+            scratch=scratch,
+            resident=resident,
+            room=resident,
+            together=cut.waits,
+        )
 
     def _tiles(self) -> tuple[Size, ...]:
         size = self._size(self.last)
@@ -567,11 +473,11 @@ class Shared(NestForm):
         return spots
 
     def _part(self, length: str, split: str) -> tuple[str, str]:
-        """A block's part of the axis that is split: whole vectors of all its threads."""
+        """A block's part of the axis that is split."""
         w, cut = self.w, self.cut
         if self.splits == "1":
             return "0", length
-        unit = cut.threads * _lanes(self.nest) if cut.axis == self.last else 1
+        unit = cut.piece(self.nest)
         each = w.mul(w.ceil(w.ceil(length, unit), self.splits), unit)
         start = w.least(w.mul(split, each), length)
         return start, w.least(w.add(start, each), length)
@@ -580,8 +486,8 @@ class Shared(NestForm):
         """Blocks that share a reduction, where sizes decide: no more than there are."""
         w = self.w
         room = w.div(w.blocks(), w.most(units, 1))
-        worth = w.div(length, _worth(self.cut, self.nest))
-        return w.most(w.least(room, worth), 1)
+        pieces = w.ceil(length, self.cut.piece(self.nest))
+        return w.most(w.least(room, pieces), 1)
 
     def _first(self, number: str) -> str:
         """The first block that shares a result: where there are fewer blocks than results none

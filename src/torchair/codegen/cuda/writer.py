@@ -88,6 +88,17 @@ class GpuWriter(KernelWriter):
         text = "atom.add.acq_rel.gpu.u32 $0, [$1], 1;"
         return self.assembly(text, "i32", "=r,l,~{memory}", ("ptr", counter))
 
+    def await_count(self, counter: str, count: str) -> None:
+        """Wait until an i32 that other blocks count in is so large."""
+        name = self.name("A")
+        self.do(f"br label %{name}.again")
+        self.label(f"{name}.again")
+        text = "ld.acquire.gpu.u32 $0, [$1];"
+        found = self.assembly(text, "i32", "=r,l,~{memory}", ("ptr", counter))
+        enough = self(f"icmp uge i32 {found}, {count}")
+        self.do(f"br i1 {enough}, label %{name}.enough, label %{name}.again")
+        self.label(f"{name}.enough")
+
     def wait(self) -> None:
         """Wait for the launch before this one, if the GPU began this one early."""
         self.assembly("griddepcontrol.wait;", "void", "~{memory}")
