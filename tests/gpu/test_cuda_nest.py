@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-import ptx_machine
-from cuda_tools import HOPPER, OLDER, back, entry_of, made, on_gpu, run
+from cuda_tools import HOPPER, OLDER, back, entry_of, made, on_gpu, on_machine, run
 from nest_plain import compare
 from nest_random import Maker
-from ptx_machine import Memory
 from torchair.codegen.cuda.driver import library
 from torchair.codegen.cuda.jit import foreign, ptx
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op, reduce, simplify
@@ -80,10 +78,7 @@ def test_random_nests_on_numpy(part: int) -> None:
         kernel, launch, words = made(nest, len(maker.memory), HOPPER, wordy)
         if foreign([kernel]) or math.prod(nest.axes) > 2000:
             continue
-        memory = Memory()
-        addresses = [memory.place(m) for m in maker.memory]
-        ptx_machine.launch(kernel, launch, HOPPER, memory, [*addresses, *words])
-        got = [memory.read(a, m) for a, m in zip(addresses, maker.memory, strict=True)]
+        got = on_machine((kernel, launch, words), HOPPER, maker.memory)
         compare(nest, maker.memory, got)
         done += 1
     assert done > 5

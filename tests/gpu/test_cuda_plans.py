@@ -125,6 +125,7 @@ TRUE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": lambda x: x * 0.5 * torch.special.erfc(x * -math.sqrt(0.5)),
     "sigmoid": torch.sigmoid,
     "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
 }
 
 

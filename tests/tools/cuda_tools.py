@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+import ptx_machine
 from nest_plain import as_words
 from torchair.codegen.cuda.driver import KernelLaunch, library
 from torchair.codegen.cuda.jit import Entry, Gpu, describe, foreign
 from torchair.codegen.cuda.nest import print_nest
+from torchair.codegen.cuda.sums import COUNTERS
 from torchair.codegen.loops import Nest
 from torchair.codegen.target import Kernel, Launch
 
@@ -24,9 +26,10 @@ Made = tuple[Kernel, Launch, list[int]]
 def made(
     nest: Nest, operands: int, gpu: Gpu, wordy: Callable[[int], bool] = lambda n: False
 ) -> Made:
-    """The kernel of a nest, some of whose sizes are words."""
+    """The kernel of a nest, some of whose sizes are words. The address of scratch memory is one
+    more word behind those."""
     printed, words = as_words(nest, operands, wordy)
-    return (*print_nest(printed, gpu), words)
+    return (*print_nest(printed, gpu, scratch=operands + len(words)), words)
 
 
 def entry_of(kernel: Kernel, launch: Launch) -> Entry:
@@ -36,14 +39,32 @@ def entry_of(kernel: Kernel, launch: Launch) -> Entry:
 def run(
     kernel: Kernel, launch: Launch, tensors: Sequence[torch.Tensor], words: Sequence[int] = ()
 ) -> None:
-    """Launch a kernel on tensors of a GPU; words follow the addresses."""
-    values = [*(t.data_ptr() for t in tensors), *words]
+    """Launch a kernel on tensors of a GPU; words follow the addresses, and scratch memory those."""
+    scratch = torch.zeros(launch.scratch, dtype=torch.uint8, device="cuda")
+    values = [*(t.data_ptr() for t in tensors), *words, scratch.data_ptr()]
     blocks = launch.blocks(lambda word: values[word])
     entry = entry_of(kernel, launch)
     given = [blocks, *(values[w] for w in kernel.words)]
-    call = KernelLaunch(library(0), entry, blocks, given, launch.shared, launch.cluster)
+    call = KernelLaunch(
+        library(0), entry, blocks, given, launch.shared, launch.cluster, together=launch.together
+    )
     call(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
+    assert not scratch[:COUNTERS].any(), "the next launch finds no zeros"
+
+
+def on_machine(
+    made: Made, gpu: Gpu, memory: Sequence[np.ndarray], order: ptx_machine.Order = "together"
+) -> list[np.ndarray]:
+    """What a kernel leaves in memory, by the machine in numpy."""
+    kernel, launch, words = made
+    there = ptx_machine.Memory(1 << 24)
+    addresses = [there.place(m) for m in memory]
+    scratch = np.zeros(launch.scratch, np.uint8)
+    room = there.place(scratch)
+    ptx_machine.launch(kernel, launch, gpu, there, [*addresses, *words, room], order=order)
+    assert not there.read(room, scratch)[:COUNTERS].any(), "the next launch finds no zeros"
+    return [there.read(a, m) for a, m in zip(addresses, memory, strict=True)]
 
 
 def on_gpu(memory: Sequence[np.ndarray]) -> list[torch.Tensor]:

@@ -353,8 +353,9 @@ def launch(
         how.block,
         dict(zip(function.parameters, given, strict=True)),
     )
-    for first in range(0, count, how.cluster):
-        Blocks(run, first, how.cluster, order).go()
+    together = count if how.together else how.cluster
+    for first in range(0, count, together):
+        Blocks(run, first, together, order).go()
 
 
 # ---- instructions ----
@@ -366,6 +367,8 @@ def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
         _memory(b, i, active)
     elif name in ("bar", "barrier", "membar", "fence", "griddepcontrol"):
         return
+    elif name == "atom":
+        _counted(b, i, active)
     elif name == "shfl":
         _shuffle(b, i, active)
     elif name == "vote":
@@ -502,6 +505,13 @@ def _bits_of(x: Values, first: Values, count: Values) -> Values:
     return _shifted("shr", top, np.maximum(bits - count, 0))  # with the sign, if x has one
 
 
+def _inserted(a: Values, b: Values, first: Values, count: Values) -> Values:
+    """The lowest bits of one value in place of some of another one."""
+    mask = ((np.uint64(1) << count.astype(np.uint64)) - np.uint64(1)) << first.astype(np.uint64)
+    moved = a.astype(np.uint64) << first.astype(np.uint64)
+    return ((b.astype(np.uint64) & ~mask) | (moved & mask)).astype(b.dtype)
+
+
 def _permuted(a: Values, b: Values, chosen: Values) -> Values:
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     result = np.zeros(a.shape, np.uint64)
@@ -531,7 +541,7 @@ OPERATIONS: dict[str, Callable[..., Values]] = {
     "min": _either(np.minimum), "max": _either(np.maximum), "div": _divided,
     "rem": lambda a, b: a - _divided(a, b) * b, "sqrt": np.sqrt, "rcp": lambda x: 1 / x,
     "rsqrt": lambda x: 1 / np.sqrt(x), "ex2": np.exp2, "lg2": np.log2, "bfe": _bits_of,
-    "prmt": _permuted, "copysign": _signed,
+    "prmt": _permuted, "bfi": _inserted, "copysign": _signed,
 }  # fmt: skip
 COMPARISONS: dict[str, Callable[..., Values]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
@@ -642,6 +652,18 @@ def _vote(b: Blocks, i: Instruction, active: Values) -> None:
     else:
         found = x.any(1) if "any" in i.parts else x.all(1)
     b.keep(i.args[0], np.repeat(found, WARP), active)
+
+
+def _counted(b: Blocks, i: Instruction, active: Values) -> None:
+    """atom.add.acq_rel.gpu.u32 d, [a], n: one thread after the other."""
+    assert i.parts[1] == "add" and i.parts[-1] == "u32", i.parts
+    data, places = b.bytes_at("", i.args[1], 4, active)
+    found, more = np.zeros(b.count, np.uint32), b.value(i.args[2], "u32")[active]
+    for k, (thread, place) in enumerate(zip(np.flatnonzero(active), places, strict=True)):
+        old = data[place].view(np.uint32)
+        found[thread] = old[0]
+        data[place] = (old + more[k]).view(np.uint8)
+    b.keep(i.args[0], found, active)
 
 
 def _memory(b: Blocks, i: Instruction, active: Values) -> None:

@@ -24,6 +24,7 @@ class Loops:
     nest: Nest
     more: tuple[Nest, ...] = ()  # other pieces of the same work, each like the first
     batch_invariant: bool = False  # whether sums must not depend on how many of them there are
+    scratch: int | None = None  # the word with the address of scratch memory, if there is any
 
     def __str__(self) -> str:
         return "\n".join(map(str, (self.nest, *self.more)))

@@ -129,6 +129,8 @@ class Launch:
     resident: int = 0  # blocks of a multiprocessor that count on each other, 0: none does
     room: int = 0  # how many of them there is room for, at most
     even: bool = True  # rather fewer blocks than `most`, if then all have as much to do
+    scratch: int = 0  # bytes of scratch memory; what is zero in the first of them stays zero
+    together: bool = False  # blocks wait for each other: all must be resident at once
 
     @property
     def most_blocks(self) -> int:
@@ -231,6 +233,9 @@ class Target(Protocol):
     overlaps: bool
     """Whether calls of libraries run at the same time if they follow one another and none needs
     another."""
+
+    shares_sums: bool
+    """Whether kernels of nests use scratch memory for reductions that they share."""
 
     def available(self) -> str | None:
         """Why no kernels can be made or run on this machine, None if they can."""

@@ -45,6 +45,7 @@ class CpuTarget:
     quantised = target.ANY_ROWS
     library_channels_last = False
     overlaps = False
+    shares_sums = False
     enters = True
     replays = False
     apart = 0

@@ -21,7 +21,7 @@ from torchair.codegen.llvm import version
 from torchair.locks import Lock
 
 _REGISTERS, _LOCAL, _DYNAMIC_SHARED = 4, 3, 8  # numbers of function attributes
-_CLUSTER, _EARLY = 4, 6  # numbers of launch attributes
+_TOGETHER, _CLUSTER, _EARLY = 2, 4, 6  # numbers of launch attributes
 _PTX = 1  # number of a kind of input of the linker
 _THREADS = 8
 
@@ -220,7 +220,9 @@ class KernelLaunch:
         shared: int = 0,
         cluster: int = 1,
         early: bool = False,
+        together: bool = False,
     ) -> None:
+        """`together`: all blocks are to be resident at once, or the launch fails."""
         self.name = entry.name
         self._function = library.function(entry)
         if shared:  # with that of the kernel itself it may be more than a block has
@@ -232,6 +234,8 @@ class KernelLaunch:
         attributes = []
         if cluster > 1:
             attributes.append((_CLUSTER, struct.pack("III", cluster, 1, 1)))
+        if together:
+            attributes.append((_TOGETHER, struct.pack("I", 1)))
         if early:
             attributes.append((_EARLY, struct.pack("I", 1)))
         self._attributes = (_Attribute * max(1, len(attributes)))()

@@ -104,6 +104,7 @@ def _fits(bundle: Bundle, job: Job) -> bool:
         return False
     first, own = bundle[0].launch, job.launch
     plain = first.cluster == own.cluster == 1 and not first.shared and not own.shared
+    plain = plain and not first.together and not own.together
     return plain and first.block == own.block
 
 

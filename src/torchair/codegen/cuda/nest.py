@@ -13,30 +13,32 @@ and element by element. Which one runs is decided when it runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+from torchair.codegen.cuda.cuts import cut_of
+from torchair.codegen.cuda.forms import (
+    TEAM,
+    GridSlice,
+    NestForm,
+    ThreadUnit,
+    both,
+    contiguous,
+    elements_of,
+    vector_lanes,
+)
 from torchair.codegen.cuda.jit import WARP, Gpu
-from torchair.codegen.cuda.point import Spot, ThreadPoint, rounded_at_once
+from torchair.codegen.cuda.point import Spot
+from torchair.codegen.cuda.sums import Shared
 from torchair.codegen.cuda.writer import GpuWriter
-from torchair.codegen.loops import Access, Expr, Nest, accesses, expressions
-from torchair.codegen.sizes import BYTES, Element, Size
+from torchair.codegen.loops import MATHS, Nest, expressions
 from torchair.codegen.target import Choices, Kernel, Launch
-from torchair.codegen.text.operators import across, combine
-from torchair.codegen.text.plan import NestPlan, Phase, make_plan
-from torchair.codegen.text.point import varying
-from torchair.codegen.text.unit import Sums, UnitWriter
-from torchair.codegen.text.writer import BITS, REGISTER, register
+from torchair.codegen.text.plan import NestPlan, make_plan
 
 BLOCK = 128
 """Threads of a block, unless a team is larger."""
-VECTOR = 16
-"""Bytes that a thread loads at once."""
 ROW = 16
 """Elements of a row that a thread keeps in registers."""
-TEAM = 1024
-"""Threads of the largest team."""
 BUSY = 4096
 """Rows that keep the whole device busy with one warp for each."""
 CROWD = 256
@@ -45,16 +47,10 @@ MUCH = 1 << 15
 """Points of a nest from which on its pieces are worth measuring."""
 WAVES = 32
 """Blocks for each multiprocessor, beyond which a block takes several turns."""
-
-
-@dataclass(frozen=True)
-class GridSlice:
-    """The block that runs a nest: its number, how many there are, and the threads of a block,
-    where that is not the nest's choice."""
-
-    block: str = "%block"
-    blocks: str = "%blocks"
-    threads: int | None = None
+SHORT = 320
+"""Expressions of a thread that are written out one by one."""
+QUICK = frozenset({"exp", "sigmoid", "silu", "sqrt", "rsqrt", "floor", "ceil", "round", "trunc"})
+"""Functions that take few instructions."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ def shapes(nest: Nest) -> Choices:
     """Pieces of a nest that are worth measuring: of one with much to do, whose sizes are known."""
     if not all(isinstance(n, int) for n in nest.axes) or math.prod(nest.axes) < MUCH:
         return {}
-    lanes = [1 << k for k in range(_vector_lanes(nest).bit_length())]
+    lanes = [1 << k for k in range(vector_lanes(nest).bit_length())]
     threads = (32, 64, 128, 256, 512, 1024) if _has_rows(nest) else (64, 128, 256, 512)
     return {"lanes": [str(n) for n in reversed(lanes)], "threads": [str(n) for n in threads]}
 
@@ -84,12 +80,16 @@ def print_nest(
     *,
     early: bool = False,
     shape: NestShape = AS_USUAL,
+    scratch: int | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Kernel, Launch]:
     """The kernel of a nest whose sizes and strides are ints or words, and how to launch it. An
-    `early` one may begin before the launch before it ends."""
+    `early` one may begin before the launch before it ends. Where there is a word for the address
+    of `scratch` memory, blocks may share reductions; of `batch_invariant` ones no bit depends on
+    how many there are."""
     w = GpuWriter(gpu)
-    form = form_of(w, nest, shape=shape)
-    early = early and gpu.has_clusters
+    form = form_of(w, nest, None, shape, scratch, batch_invariant)
+    early = early and gpu.has_clusters and not form.launch().together
     if early:
         w.wait()
         w.release("true")
@@ -106,16 +106,31 @@ def print_nest(
 
 
 def form_of(
-    w: GpuWriter, nest: Nest, grid: GridSlice | None = None, shape: NestShape = AS_USUAL
+    w: GpuWriter,
+    nest: Nest,
+    grid: GridSlice | None = None,
+    shape: NestShape = AS_USUAL,
+    scratch: int | None = None,
+    batch_invariant: bool = False,
 ) -> NestForm:
     """How a nest is run, to be written into a kernel: into one of its own, or, by a slice of the
     grid of one block, into another one that every block runs for itself."""
-    lanes, rows = _vector_lanes(nest), _has_rows(nest)
+    shares = scratch is not None and not batch_invariant
+    cut = None if grid is not None else cut_of(nest, w.gpu, shape.threads, shares)
+    if cut is not None:
+        return Shared(w, nest, cut, scratch or 0, shape.lanes)
+    lanes, rows = vector_lanes(nest), _has_rows(nest)
     if shape.lanes:
         lanes = math.gcd(lanes, shape.lanes)
-    elif not rows and grid is None:
-        lanes = _spread(nest, lanes, w.gpu)
-    return (_Rows if rows else _Apart)(w, nest, lanes, grid or GridSlice(), shape.threads)
+    if rows:
+        return _Rows(w, nest, lanes, grid or GridSlice(), shape.threads)
+    each = lanes
+    if grid is None and not shape.lanes:
+        whole = elements_of(contiguous(nest))
+        each = _spread(nest, whole if _is_short(nest, whole) else lanes, w.gpu)
+    form = _Apart(w, nest, math.gcd(lanes, each), grid or GridSlice(), shape.threads)
+    form.each = each
+    return form
 
 
 def _has_rows(nest: Nest) -> bool:
@@ -123,17 +138,7 @@ def _has_rows(nest: Nest) -> bool:
     return bool(nest.axes) and len(nest.axes) - 1 in nest.reduced and nest.axes[-1] != 1
 
 
-# ---- vectors ----
-
-
-def _vector_lanes(nest: Nest) -> int:
-    """Elements of a vector, by what is contiguous and by sizes and strides that are known."""
-    if not nest.axes:
-        return 1
-    places = _contiguous(nest)
-    lanes = VECTOR // max((BYTES[p.dtype] for p in places), default=VECTOR)
-    numbers = [nest.axes[-1], *(n for p in places for n in _steps(p))]
-    return math.gcd(lanes, *(n for n in numbers if isinstance(n, int)))
+# ---- forms ----
 
 
 def _spread(nest: Nest, lanes: int, gpu: Gpu) -> int:
@@ -148,259 +153,35 @@ def _spread(nest: Nest, lanes: int, gpu: Gpu) -> int:
     return lanes
 
 
-def _contiguous(nest: Nest) -> list[Access]:
-    """Accesses whose vectors are neighbours in memory, at places that are multiples of them."""
-    varies = varying(expressions(nest), len(nest.axes) - 1, nest.reduced)
-    return [
-        p
-        for p in accesses(nest)
-        if p.strides and p.strides[-1] == 1 and (p.extra is None or id(p.extra) not in varies)
-    ]
-
-
-def _steps(place: Access) -> list[Size]:
-    """Distances between vectors of an access."""
-    return [place.offset, *place.strides[:-1]]
-
-
-def _aligned(nest: Nest, lanes: int) -> list[Access]:
-    """Accesses whose vectors can be loaded at once, if `_fits` says so."""
-    return [p for p in _contiguous(nest) if p.extra is None or _is_multiple(p.extra, lanes)]
-
-
-def _is_multiple(x: Expr, lanes: int) -> bool:
-    """Whether a position is a multiple of some number, whatever the data are."""
-    stack = [x]
-    while stack:
-        e = stack.pop()
-        if e.kind == "const" and e.data % lanes == 0:
-            continue
-        if e.kind in ("add", "sub", "where"):
-            stack += e.args[-2:]
-        elif e.kind == "mul":
-            factor = [a for a in e.args if a.kind == "const" and a.data % lanes == 0]
-            stack += [] if factor else e.args[:1]
-        else:
-            return False
-    return True
-
-
-def _fits(w: GpuWriter, nest: Nest, lanes: int) -> str:
-    """Whether all vectors begin at multiples of their size, an i1."""
-    rest = "0"
-
-    def odd(value: str, unit: int) -> None:
-        nonlocal rest
-        part = w.entry(f"and i64 {value}, {unit - 1}")
-        rest = part if rest == "0" else w.entry(f"or i64 {rest}, {part}")
-
-    for p in {(p.operand, p.dtype): p for p in _aligned(nest, lanes)}.values():
-        odd(w.entry(f"ptrtoint ptr {w.pointer(p.operand)} to i64"), lanes * BYTES[p.dtype])
-    numbers = [nest.axes[-1], *(n for p in _contiguous(nest) for n in _steps(p))]
-    for n in numbers:
-        if not isinstance(n, int):
-            odd(w.size(n), lanes)
-    return w.entry(f"icmp eq i64 {rest}, 0")
-
-
-# ---- one unit of work ----
-
-
-class _Unit(UnitWriter):
-    """What a team of threads does for one position of the parallel axes."""
-
-    w: GpuWriter
-
-    def __init__(
-        self, w: GpuWriter, plan: NestPlan, team: int, rank: str, counts: str | None
-    ) -> None:
-        """`rank` is the number of this thread in its team; `counts` an i1: whether the team has
-        anything to do."""
-        super().__init__(w, plan)
-        self.team, self.rank, self.counts = team, rank, counts
-        aligned = _aligned(plan.nest, w.lanes) if w.lanes > 1 else []
-        self.point = ThreadPoint(
-            w,
-            plan.vector_axis,
-            plan.varies,
-            (),
-            plan.axis_level,
-            plan.level,
-            self._writes(),
-            frozenset(map(id, aligned)),
-            frozenset(rounded_at_once(plan.nest)),
-        )
-
-    def _writes(self) -> str | None:
-        """Whether this thread stores what is the same for its team."""
-        if self.team == 1:
-            return self.counts
-        first = self.w(f"icmp eq i64 {self.rank}, 0")
-        return _both(self.w, first, self.counts)
-
-    def spots(self, start: str, count: int, size: str) -> list[Spot]:
-        """Vectors of this thread: the team's lie side by side."""
-        w, spots = self.w, []
-        step = self.team * self.lanes
-        mine = w.add(start, w.mul(self.rank, str(self.lanes)))
-        for k in range(count):
-            index = w.add(mine, str(k * step))
-            whole = not start.startswith("%") and not size.startswith("%")
-            if whole and int(start) + (k + 1) * step <= int(size):
-                spots.append(Spot(0, self.counts, index))
-                continue
-            inside = w(f"icmp slt i64 {index}, {size}")
-            last = w.sub(size, str(self.lanes))
-            safe = w(f"select i1 {inside}, i64 {index}, i64 {last}")
-            spots.append(Spot(0, _both(w, inside, self.counts), safe))
-        return spots
-
-    # ---- loops along a row ----
-
-    def _vector_loop(self, phase: Phase, sums: Sums) -> Sums:
-        """Several vectors of each thread at a time, then single ones, of which some do not
-        count."""
-        w, size = self.w, self.w.size(self.plan.nest.axes[-1])
-        step = self.team * self.lanes
-        many = step * phase.unroll
-        end = w.mul(w.div(size, str(many)), str(many))
-
-        def whole(index: str, sums: Sums) -> Sums:
-            mine = w.add(index, w.mul(self.rank, str(self.lanes)))
-            spots = [Spot(0, self.counts, w.add(mine, str(k * step))) for k in range(phase.unroll)]
-            return self._vectors(phase, index, spots, sums)
-
-        def rest(index: str, sums: Sums) -> Sums:
-            return self._vectors(phase, index, self.spots(index, 1, size), sums)
-
-        if end != "0":
-            sums = self._loop(phase, "0", end, many, sums, whole)
-        return sums if end == size else self._loop(phase, end, size, step, sums, rest)
-
-    # ---- reductions ----
-
-    def _or_nothing(self, mask: str, term: str, r: Expr) -> str:
-        return super()._or_nothing(self.w.splat("i1", mask), term, r)
-
-    def _finish(self, phase: Phase, sums: Sums) -> None:
-        if not self.reduces_vectors:
-            super()._finish(phase, sums)
-            return
-        parts = [
-            self._of_warp(across(self.w, r.data, mine, r.dtype, self.lanes), r)
-            for r, mine in zip(phase.reductions, sums, strict=True)
-        ]
-        if self.team > WARP and parts:
-            parts = self._of_block(parts, phase.reductions)
-        for r, total in zip(phase.reductions, parts, strict=True):
-            self.point.keep(self.point.key(r, 0), total)
-
-    def _of_warp(self, x: str, r: Expr, team: int | None = None) -> str:
-        """The result of a team within a warp, for all its threads."""
-        distance = min(team or self.team, WARP) // 2
-        while distance:
-            other = self.w.shuffled(x, r.dtype, distance)
-            x = combine(self.w, r.data, x, other, r.dtype, 0)
-            distance //= 2
-        return x
-
-    def _of_block(self, parts: Sequence[str], reductions: Sequence[Expr]) -> list[str]:
-        """The results of a team of several warps, for all its threads."""
-        w, warps = self.w, self.team // WARP
-        lane, warp = w.rem(w.thread(), str(WARP)), w.div(w.thread(), str(WARP))
-        places = [w.shared(_kept(r.dtype), TEAM // WARP) for r in reductions]
-        with w.when(w(f"icmp eq i64 {lane}, 0")):
-            for part, place, r in zip(parts, places, reductions, strict=True):
-                kept = _kept(r.dtype)
-                x = part if kept == REGISTER[r.dtype] else w(f"zext {_bits(r)} {part} to i32")
-                w.do(f"store {kept} {x}, ptr {w.offset(place, kept, warp)}")
-        w.barrier()
-        results = []
-        for place, r in zip(places, reductions, strict=True):
-            kept = _kept(r.dtype)
-            x = w(f"load {kept}, ptr {w.offset(place, kept, w.rem(lane, str(warps)))}")
-            if kept != REGISTER[r.dtype]:
-                x = w(f"trunc i32 {x} to {_bits(r)}")
-            results.append(self._of_warp(x, r, warps))
-        return results
-
-
-def _kept(dtype: Element) -> str:
-    """The type in shared memory: at least 32 bits."""
-    return "i32" if BITS.get(dtype, 64) < 32 else REGISTER[dtype]
-
-
-def _bits(r: Expr) -> str:
-    return register(r.dtype, 0)
-
-
-def _both(w: GpuWriter, a: str, b: str | None) -> str:
-    return a if b is None else w(f"and i1 {a}, {b}")
-
-
-# ---- forms ----
-
-
-class NestForm:
-    """How the points of a nest are given to threads. The same threads do either version."""
-
-    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, grid: GridSlice, asked: int) -> None:
-        """`asked` is the number of threads of a block or a team, 0 without a request."""
-        self.w, self.nest, self.lanes, self.grid, self.asked = w, nest, lanes, grid, asked
-        self.last = max(0, len(nest.axes) - 1)
-        self.outer = [a for a in range(self.last) if a not in nest.reduced]
-        self.around = tuple(a for a in sorted(nest.reduced) if a != self.last)
-
-    def fits(self) -> str:
-        """Whether the version with vectors may run, an i1."""
-        return _fits(self.w, self.plan(self.lanes).nest, self.lanes)
-
-    def plan(self, lanes: int) -> NestPlan:
-        """The plan of the version with so many lanes."""
-        raise NotImplementedError
-
-    def write(self, lanes: int) -> None:
-        """Write the version with so many lanes."""
-        raise NotImplementedError
-
-    def launch(self) -> Launch:
-        """The blocks for this nest."""
-        raise NotImplementedError
-
-    def _size(self, axis: int) -> Size:
-        return self.nest.axes[axis] if self.nest.axes else 1
-
-    def _positions(self, flat: str, sizes: Sequence[str]) -> list[str]:
-        """Positions along some axes from a number; in 32 bits where they fit, as wide divisions
-        are slow."""
-        if not sizes:
-            return []
-        w = self.w
-        known = all(not n.startswith("%") for n in sizes)
-        if known and math.prod(map(int, sizes)) < 1 << 31 and flat.startswith("%"):
-            short, found = w(f"trunc i64 {flat} to i32"), []
-            for n in reversed(sizes[1:]):
-                found.append("0" if n == "1" else w(f"urem i32 {short}, {n}"))
-                short = short if n == "1" else w(f"udiv i32 {short}, {n}")
-            found.append(short)
-            return [w(f"zext i32 {x} to i64") if x != "0" else x for x in reversed(found)]
-        found = []
-        for n in reversed(sizes[1:]):
-            found.append(w.rem(flat, n))
-            flat = w.div(flat, n)
-        return [flat, *reversed(found)]
+def _is_short(nest: Nest, times: int) -> bool:
+    """Whether the work of a point may be written out so many times."""
+    return len(expressions(nest)) * times <= SHORT
 
 
 class _Apart(NestForm):
-    """Every thread works alone, on vectors that lie side by side."""
+    """Every thread works alone: on vectors of 16 bytes that lie side by side, or on as many shorter
+    ones, of which those of a warp lie side by side."""
+
+    each = 1
+    """Elements of a thread."""
 
     def plan(self, lanes: int) -> NestPlan:
-        return make_plan(self.nest, lanes, True, form=(self.around, 1), scratch=0)
+        return make_plan(self.nest, lanes, True, form=(self.around, self._slots(lanes)), scratch=0)
+
+    def _slots(self, lanes: int) -> int:
+        """Vectors of a thread at a time."""
+        return self.each // lanes if _is_short(self.nest, self.each) else 1
 
     def launch(self) -> Launch:
         units = tuple(self._size(a) for a in [*self.outer, self.last] if self.nest.axes)
-        most = WAVES * self.w.gpu.multiprocessors
-        return Launch(self.threads, self.threads * self.lanes, units, most=most)
+        most = WAVES * self.w.gpu.multiprocessors if self._is_long() else 0
+        return Launch(self.threads, self.threads * self.each, units, most=most)
+
+    def _is_long(self) -> bool:
+        """Whether a point is so much work that blocks had better take several turns: what is the
+        same for all points is done less often then. Else they begin as soon as there is room."""
+        slow = any(x.kind in MATHS and x.kind not in QUICK for x in expressions(self.nest))
+        return slow or bool(self.nest.reduced)
 
     @property
     def threads(self) -> int:
@@ -410,9 +191,9 @@ class _Apart(NestForm):
     def write(self, lanes: int) -> None:
         w = self.w
         w.lanes = lanes
-        unit = _Unit(w, self.plan(lanes), 1, "0", None)
+        unit = ThreadUnit(w, self.plan(lanes), 1, "0", None)
         size = w.size(self._size(self.last))
-        chunks = w.div(w.add(size, str(self.lanes - 1)), str(self.lanes))
+        chunks = w.ceil(size, self.each)
         sizes = [*(w.size(self._size(a)) for a in self.outer), chunks]
         total = reduce(w.mul, sizes, "1")
         if total == "0":
@@ -424,17 +205,42 @@ class _Apart(NestForm):
             with w.loop(mine, total, step) as turn, unit.point.scope():
                 *outer, chunk = self._positions(turn.index, sizes)
                 index = dict(zip(self.outer, outer, strict=True))
-                self._chunk(unit, index, w.mul(chunk, str(self.lanes)), size, lanes)
+                self._chunk(unit, index, chunk, chunks, lanes)
 
-    def _chunk(self, unit: _Unit, index: dict[int, str], first: str, size: str, lanes: int) -> None:
-        """A vector of neighbours, at once or one by one."""
-        if lanes == self.lanes:
+    def _chunk(
+        self, unit: ThreadUnit, index: dict[int, str], chunk: str, chunks: str, lanes: int
+    ) -> None:
+        """The elements of a thread: a vector, several of them, or one element after the other."""
+        w, size = self.w, self.w.size(self._size(self.last))
+        first = w.mul(chunk, self.each)
+        if lanes == self.each:
             unit.unit(index, (first, size), [Spot(index=first)])
-            return
-        w = self.w
-        stop = w.least(w.add(first, str(self.lanes)), size)
-        with w.loop(first, stop) as each:
-            unit.unit(index, (each.index, size), [Spot(index=each.index)])
+        elif self._slots(lanes) > 1:
+            spots = self._side_by_side(chunk, chunks, size, lanes)
+            unit.unit(index, (first, size), spots)
+        else:
+            stop = w.least(w.add(first, self.each), size)
+            with w.loop(first, stop) as one:
+                unit.unit(index, (one.index, size), [Spot(index=one.index)])
+
+    def _side_by_side(self, chunk: str, chunks: str, size: str, lanes: int) -> list[Spot]:
+        """Vectors of a thread that lie beside those of the other threads of its warp. The last warp
+        of a row has fewer threads."""
+        w, spots = self.w, []
+        place = w.rem(chunk, WARP)
+        first = w.sub(chunk, place)
+        width = w.least(w.sub(chunks, first), WARP)
+        start = w.add(w.mul(first, self.each // lanes), place)
+        whole = not size.startswith("%") and int(size) % self.each == 0
+        for k in range(self._slots(lanes)):
+            index = w.mul(w.add(start, w.mul(width, k)), lanes)
+            if whole:
+                spots.append(Spot(0, None, index))
+                continue
+            inside = w(f"icmp slt i64 {index}, {size}")
+            last = w.sub(size, lanes)
+            spots.append(Spot(0, inside, w(f"select i1 {inside}, i64 {index}, i64 {last}")))
+        return spots
 
 
 class _Rows(NestForm):
@@ -482,7 +288,7 @@ class _Rows(NestForm):
             number, counts = turn.index, None
             if self._others():
                 number, counts = self._mine(number, total)
-            unit = _Unit(w, plan, self.team, rank, counts)
+            unit = ThreadUnit(w, plan, self.team, rank, counts)
             with unit.point.scope():
                 unit.thread()
                 index = dict(zip(self.outer, self._positions(number, sizes), strict=True))
@@ -501,7 +307,7 @@ class _Rows(NestForm):
         if total.startswith("%") or int(total) % self.teams:
             counts = w(f"icmp slt i64 {number}, {total}")
         if (self.grid.threads or 0) > self.team * self.teams:  # threads that are no team
-            counts = _both(w, w(f"icmp slt i64 {team}, {self.teams}"), counts)
+            counts = both(w, w(f"icmp slt i64 {team}, {self.teams}"), counts)
         return number if counts is None else w.least(number, w.sub(total, "1")), counts
 
 

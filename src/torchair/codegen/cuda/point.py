@@ -3,7 +3,8 @@ functions for which a GPU has approximate instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torchair.codegen.cuda.writer import GpuWriter
@@ -12,7 +13,7 @@ from torchair.codegen.sizes import BYTES, SizeArgument
 from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.maths_wide import LOG2_E, positive_part
 from torchair.codegen.text.memory import memory_element
-from torchair.codegen.text.point import Point, VectorSlot
+from torchair.codegen.text.point import Point, ValueKey, VectorSlot
 from torchair.codegen.text.writer import Writer, lane_numbers
 
 
@@ -49,7 +50,15 @@ class ThreadPoint(Point):
         self.aligned = aligned
         self.rounded = rounded
 
-    def _spot(self, slot: int) -> Spot:
+    @contextmanager
+    def known(self, values: dict[ValueKey, str]) -> Iterator[None]:
+        """A scope that can be left and entered again: its values are in this dict."""
+        self._scopes.append(values)
+        yield
+        self._scopes.pop()
+
+    def spot(self, slot: int) -> Spot:
+        """Where a vector of the thread is."""
         spot = self.slots[slot]
         assert isinstance(spot, Spot)
         return spot
@@ -57,7 +66,7 @@ class ThreadPoint(Point):
     def _position(self, x: Expr, slot: int) -> str:
         if x.data != self.vector_axis:
             return self.index[x.data]
-        start = self._spot(slot).index
+        start = self.spot(slot).index
         lanes = lane_numbers(self.lanes, 64, 1, 0)
         first = self.w.splat("i64", start)
         return lanes if start == "0" else self.w(f"add {self.w.vector('i64')} {first}, {lanes}")
@@ -87,7 +96,7 @@ class ThreadPoint(Point):
 
     def _at_slot(self, place: Access, slot: int) -> str:
         w, stride = self.w, place.strides[self.vector_axis]
-        far = w.mul(self._spot(slot).index, w.size(stride))
+        far = w.mul(self.spot(slot).index, w.size(stride))
         return w.offset(self.pointer(place), memory_element(place.dtype), far)
 
     def _steps(self, stride: int | SizeArgument) -> str:
@@ -103,7 +112,7 @@ class ThreadPoint(Point):
 
     def store(self, what: Store, slot: int = 0) -> None:
         """Nothing is stored for vectors that do not count, and once for a team what is its own."""
-        counts = self._spot(slot).mask if self.stores_vectors(what) else self.writes
+        counts = self.spot(slot).mask if self.stores_vectors(what) else self.writes
         if counts is None:
             super().store(what, slot)
             return
@@ -138,6 +147,8 @@ _LOG2_TAIL = (
     7.346423469556385e-11,
 )
 """log2(erfc(x / sqrt(2)) / 2) for x from 0 to 14.6; 2^-16."""
+_TANH = (-0.33328208327293396, 0.13208740949630737, -0.044912438839673996)
+"""(tanh(x) / x - 1) / z with z = x^2 for |x| <= 0.5; 2^-19."""
 
 
 def written(w: Writer, name: str, arg: str, lanes: int) -> str:
@@ -180,7 +191,17 @@ def _over_one_plus_exp(x: Vector) -> Vector:
     """1 / (1 + e^-x), with gradual underflow."""
     limited = (-x).limit(-105.0, 125.0)
     total = _exp2(limited.times_plus(LOG2_E, -float(_SPARE))) + 2.0**-_SPARE
-    return _each("llvm.nvvm.rcp.approx.ftz.f", total) * 2.0**-_SPARE
+    return total.each("llvm.nvvm.rcp.approx.ftz.f") * 2.0**-_SPARE
+
+
+def _tanh(x: Vector) -> Vector:
+    """A polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere."""
+    a = abs(x)
+    z = a * a
+    near = (a * z).times_plus(z.polynomial(_TANH), a)
+    total = (a.at_most(10.0) * (2.0 * LOG2_E)).each("llvm.nvvm.ex2.approx.ftz.f") + 1.0
+    far = 1.0 - total.each("llvm.nvvm.rcp.approx.ftz.f") * 2.0
+    return (a >= 0.5).select(far, near).signed(x)
 
 
 def _exp(x: Vector) -> Vector:
@@ -188,22 +209,12 @@ def _exp(x: Vector) -> Vector:
 
 
 def _exp2(x: Vector) -> Vector:
-    return _each("llvm.nvvm.ex2.approx.f", x)
-
-
-def _each(function: str, x: Vector) -> Vector:
-    """An instruction for one lane after the other."""
-    w, made = x.w, "poison"
-    for lane in range(x.lanes):
-        one = w(f"extractelement {x.type} {x.name}, i32 {lane}")
-        one = w.call("float", function, ("float", one))
-        made = w(f"insertelement {x.type} {made}, float {one}, i32 {lane}")
-    return x.of("float", made)
+    return x.each("llvm.nvvm.ex2.approx.f")
 
 
 def _rsqrt(x: Vector) -> Vector:
     """1 / sqrt(x), with a step of Newton's method where that is a number."""
-    y = _each("llvm.nvvm.rsqrt.approx.f", x)
+    y = x.each("llvm.nvvm.rsqrt.approx.f")
     better = (y * 0.5).fused((-x * y).fused(y, 1.0), y)
     return better.equals(better).select(better, y)
 
@@ -214,4 +225,5 @@ APPROXIMATE: dict[str, Callable[[Vector], Vector]] = {
     "gelu": _gelu,
     "sigmoid": _over_one_plus_exp,
     "silu": _silu,
+    "tanh": _tanh,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,12 +33,36 @@ class SharedLaunches:
         self.layout = ArgumentLayout(steps, plan)
         self.groups = bundles(steps, plan, self.layout, join)
         self._entries: list[Entry] | None = None
+        self._cleared: torch.Tensor | None = None  # scratch memory for a program
 
     def built(self, library: GpuLibrary) -> list[Entry]:
         """What the launches run, compiled when this is asked first."""
         if self._entries is None:
             self._entries = compiled(library, self.groups)
+            if any(self.rooms) and not torch.cuda.is_current_stream_capturing():
+                self._cleared = self._zeros(library.index)
+                torch.cuda.current_stream(library.index).synchronize()
         return self._entries
+
+    @cached_property
+    def rooms(self) -> list[int]:
+        """Bytes of scratch memory for each place in a launch: kernels side by side have some of
+        their own, one launch after the other uses the same."""
+        places = range(max(map(len, self.groups), default=0))
+        return [max(g[k].launch.scratch for g in self.groups if len(g) > k) for k in places]
+
+    def scratch(self, index: int) -> torch.Tensor:
+        """Scratch memory for a program. It is zero when its first launch begins, and kernels leave
+        zeros where they found zeros. What a device records had better not clear it in each replay,
+        and can allocate no other memory: it gets what was cleared when kernels were compiled."""
+        found, recording = self._cleared, torch.cuda.is_current_stream_capturing()
+        if found is None or not recording:
+            return self._zeros(index)
+        self._cleared = None
+        return found
+
+    def _zeros(self, index: int) -> torch.Tensor:
+        return torch.zeros(sum(self.rooms), dtype=torch.uint8, device=torch.device("cuda", index))
 
     @cached_property
     def faults(self) -> torch.Tensor:
@@ -64,6 +89,9 @@ class Launches(NativePart):
         self.layout, self.faults = shared.layout, shared.faults
         values = self._values(memory)
         entries = shared.built(library)
+        self._scratch = shared.scratch(library.index) if any(shared.rooms) else None
+        start = 0 if self._scratch is None else self._scratch.data_ptr()
+        self._rooms = list(accumulate(shared.rooms[:-1], initial=start))
         self._calls: list[KernelLaunch] = []
         # word of the argument layout, where it is given
         self._given: list[tuple[int, Any, int]] = []
@@ -90,7 +118,8 @@ class Launches(NativePart):
         words: list[int] = []
         where: list[tuple[int, int]] = []  # (word of the argument layout, position)
         grid, shared, cluster = 0, 0, 1
-        for job in bundle:
+        scratch = set(self.layout.scratch)
+        for job, room in zip(bundle, self._rooms, strict=False):
             numbers = dict(enumerate(self.steps[job.steps[0]].code.numbers, SIZES_AT))
             blocks = job.launch.blocks(numbers.__getitem__)
             grid, shared, cluster = grid + blocks, job.launch.shared, job.launch.cluster
@@ -99,8 +128,9 @@ class Launches(NativePart):
                 part, own = divmod(word, FAR)
                 at = self.layout.blocks[job.steps[part]] + own
                 where.append((at, len(words)))
-                words.append(values[at])
-        call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early)
+                words.append(room if at in scratch else values[at])
+        together = any(job.launch.together for job in bundle)
+        call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early, together)
         self._given += [(word, call.words, position) for word, position in where]
         return call
 

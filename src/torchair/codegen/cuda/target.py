@@ -40,6 +40,7 @@ class CudaTarget:
     quantised = FEW
     library_channels_last = True
     overlaps = True
+    shares_sums = True
     enters = False
     replays = True
     apart = 12
@@ -114,7 +115,15 @@ class CudaTarget:
         form = self._forms(request)[word] if word else None
         if isinstance(request, Loops):
             shape = NestShape(config.integer("lanes", 0), config.integer("threads", 0))
-            kernel, launch = print_nest(request.nest, machine, label, shape=shape, early=True)
+            kernel, launch = print_nest(
+                request.nest,
+                machine,
+                label,
+                shape=shape,
+                early=True,
+                scratch=request.scratch,
+                batch_invariant=request.batch_invariant,
+            )
         elif isinstance(request, Product | Joint):
             kernel, launch = gemv(request, machine, label, form, early=True)
         elif isinstance(request, Attention):
@@ -124,7 +133,7 @@ class CudaTarget:
         unknown = foreign([kernel])
         if unknown:
             raise target.Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
-        return target.Generated(kernel, 0, _packs(request), launch)
+        return target.Generated(kernel, launch.scratch, _packs(request), launch)
 
     def joined(
         self,

@@ -78,6 +78,27 @@ class GpuWriter(KernelWriter):
         """The same for all threads of the warp."""
         self.call("void", "llvm.nvvm.bar.warp.sync", ("i32", "-1"))
 
+    def fence(self) -> None:
+        """What this thread wrote before is seen before what it writes after, and likewise what it
+        reads, by all threads of the GPU."""
+        self.assembly("fence.acq_rel.gpu;", "void", "~{memory}")
+
+    def arrive(self, counter: str) -> str:
+        """Add one to an i32 that other blocks count in too: what it was before."""
+        text = "atom.add.acq_rel.gpu.u32 $0, [$1], 1;"
+        return self.assembly(text, "i32", "=r,l,~{memory}", ("ptr", counter))
+
+    def await_count(self, counter: str, count: str) -> None:
+        """Wait until an i32 that other blocks count in is so large."""
+        name = self.name("A")
+        self.do(f"br label %{name}.again")
+        self.label(f"{name}.again")
+        text = "ld.acquire.gpu.u32 $0, [$1];"
+        found = self.assembly(text, "i32", "=r,l,~{memory}", ("ptr", counter))
+        enough = self(f"icmp uge i32 {found}, {count}")
+        self.do(f"br i1 {enough}, label %{name}.enough, label %{name}.again")
+        self.label(f"{name}.enough")
+
     def wait(self) -> None:
         """Wait for the launch before this one, if the GPU began this one early."""
         self.assembly("griddepcontrol.wait;", "void", "~{memory}")

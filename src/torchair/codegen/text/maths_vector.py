@@ -135,6 +135,15 @@ class Vector:
         args = [(self.type, v.name) for v in (self, *map(self.like, others))]
         return self.of(self.kind, self.w.call(self.type, full, *args))
 
+    def each(self, function: str) -> Vector:
+        """An instruction of a GPU for float32, for one lane after the other."""
+        w, made = self.w, "poison"
+        for lane in range(self.lanes):
+            one = w(f"extractelement {self.type} {self.name}, i32 {lane}")
+            one = w.call("float", function, ("float", one))
+            made = w(f"insertelement {self.type} {made}, float {one}, i32 {lane}")
+        return self.of("float", made)
+
     def fused(self, factor: VectorOperand, addend: VectorOperand) -> Vector:
         """self * factor + addend with one rounding; only for targets that have it."""
         return self.intrinsic("fma", factor, addend)

@@ -80,6 +80,11 @@ class UnitWriter:
 
     def _level(self, phase: Phase, level: int) -> None:
         """Everything of a phase that belongs to one level: values, addresses, stores."""
+        self._values(phase, level)
+        self._stores(phase, level)
+
+    def _values(self, phase: Phase, level: int) -> None:
+        """Values and addresses of one level."""
         point, plan = self.point, self.plan
         for slot in range(len(point.slots)):
             for x in phase.steps[level]:
@@ -89,6 +94,10 @@ class UnitWriter:
                     point.vector(x)
         for place in self._deeper(phase, level):
             point.pointer(place, level)
+
+    def _stores(self, phase: Phase, level: int) -> None:
+        """What one level writes."""
+        point, plan = self.point, self.plan
         for x in phase.saved:
             if plan.level[id(x)] == level:
                 for slot in range(len(point.slots)):

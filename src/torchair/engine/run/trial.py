@@ -81,7 +81,10 @@ class Stage:
 
     def trial(self, made: Generated, threads: int) -> Trial:
         """A kernel of these steps, ready to be run, on so many threads. It is compiled."""
-        room = aligned_bytes(made.scratch * threads)
+        if self._device.type == "cuda":  # blocks that share sums find zeros and leave zeros
+            room = torch.zeros(made.scratch, dtype=torch.uint8, device=self._device)
+        else:
+            room = aligned_bytes(made.scratch * threads)
         words = [
             {k: self._word(k, slot, made, room, turn) for k, slot in self._slots.items()}
             for turn in range(self.turns)

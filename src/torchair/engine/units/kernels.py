@@ -279,7 +279,10 @@ class UnitWriting:
         )
         parts = pieces(nest) if self.target.piecewise else [nest]
         first, *more = (with_words(simplify(part), self.word) for part in parts)
-        return requests.Loops(first, tuple(more), self.batch_invariant)
+        scratch = None
+        if first.reduced and self.target.shares_sums:
+            scratch = self._next(Argument(AuxMemory.SCRATCH))
+        return requests.Loops(first, tuple(more), self.batch_invariant, scratch)
 
     # ---- products ----
 
