@@ -41,7 +41,8 @@ def run(
     blocks = launch.blocks(lambda word: values[word])
     entry = entry_of(kernel, launch)
     given = [blocks, *(values[w] for w in kernel.words)]
-    call = KernelLaunch(library(0), entry, blocks, given, launch.shared, launch.cluster)
+    size = (launch.shared, launch.cluster)
+    call = KernelLaunch(library(0), entry, blocks, given, *size, number=values.__getitem__)
     call(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
 

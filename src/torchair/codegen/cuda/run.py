@@ -89,6 +89,7 @@ class Launches(NativePart):
         constants that it loads at once may have been laid out anew there."""
         words: list[int] = []
         where: list[tuple[int, int]] = []  # (word of the argument layout, position)
+        numbers: dict[int, int] = {}
         grid, shared, cluster = 0, 0, 1
         for job in bundle:
             numbers = dict(enumerate(self.steps[job.steps[0]].code.numbers, SIZES_AT))
@@ -100,7 +101,8 @@ class Launches(NativePart):
                 at = self.layout.blocks[job.steps[part]] + own
                 where.append((at, len(words)))
                 words.append(values[at])
-        call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early)
+        number = numbers.__getitem__  # of the only kernel, where one has tensors
+        call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early, number)
         self._given += [(word, call.words, position) for word, position in where]
         return call
 

@@ -71,6 +71,7 @@ class GpuTrial:
                 [blocks, *(w[k] for k in made.kernel.words)],
                 launch.shared,
                 launch.cluster,
+                number=w.__getitem__,
             )
             for w in words
         ]
