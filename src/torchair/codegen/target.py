@@ -156,6 +156,7 @@ class Launch:
     resident: int = 0  # blocks of a multiprocessor that count on each other, 0: none does
     room: int = 0  # how many of them there is room for, at most
     even: bool = True  # rather fewer blocks than `most`, if then all have as much to do
+    tile: tuple[int, ...] = ()  # of each of the `units` so many are one, all 1 where it is empty
 
     @property
     def most_blocks(self) -> int:
@@ -164,7 +165,9 @@ class Launch:
 
     def blocks(self, word: Callable[[int], int]) -> int:
         """The number of blocks, given the numbers in words."""
-        units = math.prod(n if isinstance(n, int) else word(n.index) for n in self.units)
+        sizes = [n if isinstance(n, int) else word(n.index) for n in self.units]
+        tile = self.tile or (1,) * len(sizes)
+        units = math.prod(-(-n // size) for n, size in zip(sizes, tile, strict=True))
         count = max(1, -(-units // self.per_block))
         if not self.even:
             return min(count, self.most or count)

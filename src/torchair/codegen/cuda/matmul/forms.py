@@ -1,0 +1,68 @@
+"""How a product is cut into tiles: forms, what they need, and which of them is the default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchair.codegen.cuda.hopper import ALIGNED, LINE, WARPGROUP
+from torchair.codegen.cuda.jit import MOST_SHARED
+
+BARRIER = 8
+"""Bytes of a barrier."""
+_SPARE = ALIGNED
+"""Bytes of shared memory that stay free: where it begins is not ours to say."""
+
+
+@dataclass(frozen=True)
+class MatmulForm:
+    """A tile of results and the blocks that make it. Each multiplying warpgroup has `blocks` times
+    64 rows and all columns of a tile; one more warpgroup loads."""
+
+    columns: int  # of a tile
+    warpgroups: int = 2
+    blocks: int = 1
+    stages: int = 4  # pieces of the sum that are on their way at a time, of 64 elements
+    group: int = 8  # rows of tiles that are walked together, so that they share what is in L2
+
+    def __str__(self) -> str:
+        more = f"-g{self.group}" if self.group != MatmulForm.group else ""
+        return f"{self.rows}x{self.columns}x{self.stages}w{self.warpgroups}{more}"
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return 64 * self.warpgroups * self.blocks
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARPGROUP * (1 + self.warpgroups)
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage."""
+        return (self.rows + self.columns) * LINE * 2
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: stages and two barriers for each."""
+        return self.stages * (self.stage + 2 * BARRIER)
+
+    @property
+    def sums(self) -> int:
+        """Registers of a thread for its results."""
+        return self.blocks * self.columns // 2
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread that loads, and of one that multiplies. All start with an equal
+        share of those of a multiprocessor."""
+        return {1: (56, 240), 2: (24, 240), 3: (24, 160)}[self.warpgroups]
+
+    def is_sound(self) -> bool:
+        """Whether there is room for it."""
+        return self.shared + _SPARE <= MOST_SHARED and self.sums <= 128
+
+
+LARGE = MatmulForm(256)
+"""The form for large products."""
