@@ -148,7 +148,7 @@ class TileEpilogue:
             inside = w(f"icmp slt i64 {at}, {self.n}")
             index = w(f"select i1 {inside}, i64 {far}, i64 0")
         first, sources = points[0], {}
-        first.slots = [Spot(0, inside, index)]
+        first.slots, first.sources = [Spot(0, inside, index)], {}
         with first.scope():
             for x in self.by_column:
                 sources[id(x)] = first.value(x)
