@@ -227,6 +227,8 @@ class Anchor:
     rows: int | None = None  # of a product, or queries of attention; None if that is not known
     along: bool = False  # the second operand of a product is stored row by row along the sum
     quantised: bool = False  # the second operand of a product holds integers that have scales
+    turned: bool = False  # the first operand of a product is stored across the sum
+    sizes: tuple[int | None, ...] = ()  # batch, m, n and k of a product, as far as they are known
 
 
 class Buildable(Protocol):

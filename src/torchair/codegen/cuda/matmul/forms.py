@@ -66,3 +66,19 @@ class MatmulForm:
 
 LARGE = MatmulForm(256)
 """The form for large products."""
+FORMS = (LARGE, MatmulForm(128, blocks=2), MatmulForm(128, stages=6), MatmulForm(256, group=16))
+"""Forms that are worth measuring."""
+
+
+def default_form(batch: int, m: int, n: int) -> MatmulForm:
+    """A form that is good without being measured."""
+    return LARGE
+
+
+def wins(batch: int, m: int, n: int, k: int, multiprocessors: int) -> bool:
+    """Whether our kernel is at least as fast as the library's."""
+    form = default_form(batch, m, n)
+    tiles = batch * -(-m // form.rows) * -(-n // form.columns)
+    turns = -(-tiles // multiprocessors)
+    busy = batch * m * n / (turns * multiprocessors * form.rows * form.columns)
+    return busy >= 0.7 and k >= 1024
