@@ -114,9 +114,7 @@ def _copy(b: Any, i: Any, active: Values) -> None:
     for thread in np.flatnonzero(active):
         tensor = b.run.maps[int(b.value(name, "u64")[thread])]
         first = [int(b.value(p, "s32")[thread]) for p in position]
-        target, barrier = (
-            int(b.value(i.args[k][0], "u64")[thread]) + i.args[k][1] for k in (0, 2)
-        )
+        target, barrier = (int(b.value(i.args[k][0], "u64")[thread]) + i.args[k][1] for k in (0, 2))
         own = int(b.block[thread]) * b.shared.size // (b.block.max() + 1)
         _brought(b, tensor, first, target + own)
         waiting = b.barriers.at(barrier + own)
