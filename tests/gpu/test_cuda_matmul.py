@@ -12,7 +12,7 @@ import torch
 from test_cuda_kernels import on_gpu, on_numpy
 
 from cuda_tools import HOPPER, OLDER, entry_of
-from matmul_cases import LARGE_MATMULS, ONE, SMALL_MATMULS, TWO, MatmulCase
+from matmul_cases import LARGE_MATMULS, ONE, SMALL_MATMULS, TURNS, TWO, MatmulCase
 from ptx_machine import Order
 from torchair.codegen.cuda.driver import library
 from torchair.codegen.cuda.jit import Entry, describe, foreign, ptx
@@ -118,6 +118,7 @@ def test_products_on_numpy(case: MatmulCase) -> None:
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_warps_wait_for_each_other(order: Order, blocks: int) -> None:
     on_numpy(MatmulCase(130, 136, 200, TWO, "gelu").work(HOPPER), blocks, order)
+    on_numpy(MatmulCase(200, 72, 200, TURNS, "gelu").work(HOPPER), blocks, order)
 
 
 @pytest.mark.cuda

@@ -176,7 +176,11 @@ ONE = MatmulForm(64, 1, 1, 3)
 """A tile of 64 rows and 64 columns: the smallest."""
 TWO = MatmulForm(128, 2, 1, 2)
 TALL = MatmulForm(64, 1, 2, 2)
+TURNS = MatmulForm(64, 2, 1, 3, alternate=True)
 SMALL_MATMULS = [
+    MatmulCase(200, 72, 200, TURNS, "gelu"),  # warpgroups that take turns
+    MatmulCase(64, 64, 72, TURNS),
+    MatmulCase(70, 136, 136, MatmulForm(64, 2, 2, 2, alternate=True), "residual", batch=3),
     MatmulCase(64, 64, 64, ONE),
     MatmulCase(64, 64, 320, ONE),  # the ring turns
     MatmulCase(70, 136, 72, ONE, "gelu"),  # every size ends within a tile

@@ -116,11 +116,13 @@ def multiply(
     b: Sequence[str],
     turned: tuple[bool, bool] = (False, False),
     fresh: str | None = None,
+    pending: int = 0,
 ) -> list[list[str]]:
     """Sums of a warpgroup and the products of tiles of 64 rows of A with one of B: `columns` / 2
     floats a thread for each of these. `a` has for each tile, `b` for the one of B the descriptors
     of each step. `turned` are tiles whose rows run across the sum. Where `fresh`, an i32, is 0,
-    there are no sums yet. The results are there when this is done."""
+    there are no sums yet. So many calls may still be `pending` when this is done: nothing but
+    another call may touch their results before `settle`."""
     each = columns // 2
     count, steps = each * len(sums), len(b)
     operands = [*(x for tile in a for x in tile), *b]
@@ -136,16 +138,33 @@ def multiply(
             first, second = (count + k * steps + step for k in (tile, len(sums)))
             adds = "%p" if fresh is not None and step == 0 else "1"
             lines.append(f"{name} {{{own}}}, ${first}, ${second}, {adds}, {layout};")
-    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+    lines += ["wgmma.commit_group.sync.aligned;", f"wgmma.wait_group.sync.aligned {pending};"]
     given = [("i64", x) for x in operands]
     constraints = ["=f"] * count + ["l"] * len(operands)
     if fresh is not None:
         lines.append("}")
         given.append(("i32", fresh))
         constraints.append("r")
-    given += [("float", x) for tile in sums for x in tile]
-    constraints += [*map(str, range(count)), _MEMORY]
-    kind = f"{{{', '.join(['float'] * count)}}}"
-    got = w.assembly(" ".join(lines), kind, ",".join(constraints), *given)
-    values = [w(f"extractvalue {kind} {got}, {i}") for i in range(count)]
+    values = _changed(w, " ".join(lines), constraints, given, [x for tile in sums for x in tile])
     return [values[i * each : (i + 1) * each] for i in range(len(sums))]
+
+
+def settle(w: GpuWriter, sums: Sequence[str]) -> list[str]:
+    """The sums of a warpgroup when nothing is pending any more."""
+    text = "wgmma.wait_group.sync.aligned 0;"
+    return _changed(w, text, ["=f"] * len(sums), [], sums)
+
+
+def _changed(
+    w: GpuWriter,
+    text: str,
+    constraints: Sequence[str],
+    given: Sequence[tuple[str, str]],
+    sums: Sequence[str],
+) -> list[str]:
+    """Floats after some code, in the registers where they were; they are its first operands."""
+    count = len(sums)
+    kind = f"{{{', '.join(['float'] * count)}}}"
+    tied = ",".join([*constraints, *map(str, range(count)), _MEMORY])
+    got = w.assembly(text, kind, tied, *given, *(("float", x) for x in sums))
+    return [w(f"extractvalue {kind} {got}, {i}") for i in range(count)]

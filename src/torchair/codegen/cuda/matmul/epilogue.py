@@ -21,6 +21,8 @@ from torchair.codegen.text.point import positions, varying
 
 PAIR = 2
 NEVER = "false"
+DIRECT = ("f32", "bf16", "f16")
+"""Types that are stored without asking a thread whether it has to."""
 _QUAD = 4  # threads that share a row
 _WIDE = 8  # results that one thread stores at once
 _BLOCK = 64  # rows of an instruction
@@ -62,7 +64,7 @@ class TileEpilogue:
         """Evaluate and store the results of a warpgroup: for each 64 rows what a thread has."""
         w = self.w
         own = w.add(w.add(place.row, self.row_of_warp), self.row_of_lane)
-        fits = self._pairs_fit()
+        fits = self._fits()
         if fits != NEVER:
             with w.when(fits):
                 w.lanes = PAIR
@@ -93,29 +95,41 @@ class TileEpilogue:
             odd(w.size(n), elements)
         return w.entry(f"icmp eq i64 {rest}, 0")
 
-    def _pairs_fit(self) -> str:
-        """Whether neighbours can be loaded and stored together."""
-        return self._is_multiple([p for p in self.places if _is_plain_row(p)], PAIR)
+    def _fits(self) -> str:
+        """Whether neighbours can be loaded together, and stored as what threads exchange."""
+        pairs = self._is_multiple([p for p in self.places if _is_plain_row(p)], PAIR)
+        short = [s.access for s in self.nest.stores if _is_short(s)]
+        whole = self._is_multiple(short, _WIDE) if short else pairs
+        if NEVER in (pairs, whole):
+            return NEVER
+        return self.w.entry(f"and i1 {pairs}, {whole}")
 
     # ---- pairs ----
 
     def _pairs(self, place: TilePlace, own: str, sums: Sequence[str]) -> None:
+        """Pairs of columns, some at a time. What the next ones read is on its way meanwhile."""
         w = self.w
         first = w.add(place.column, w.mul(self.quarter, str(PAIR)))
         if not self.all_columns:
             first = w.least(first, w.sub(self.n, str(PAIR)))
         points = [self._row(place, w.add(own, str(8 * h)), first) for h in range(2)]
-        exchanges = {id(s): _Exchange(self, s, place) for s in self.nest.stores if _is_short(s)}
+        exchanges = {id(s): Exchange(self, s, place.column) for s in self.nest.stores}
         for point in points:
             point.exchanges = exchanges
-        for start in range(0, self.columns, _WIDE * _QUAD):
-            for k in range(start, min(start + _WIDE * _QUAD, self.columns), _WIDE):
-                self._column(place, k, points, sums[k // 2 : k // 2 + 4])
+        starts = list(range(0, self.columns, _WIDE * _QUAD))
+        following = self._group(place, starts[0], points)
+        for start, after in zip(starts, [*starts[1:], None], strict=True):
+            here = following
+            following = [] if after is None else self._group(place, after, points)
+            for k, pair in enumerate(here):
+                far = start // 2 + 4 * k
+                self._pair(pair, points, sums[far : far + 4])
             for exchange in exchanges.values():
                 exchange.flush(start)
 
     def _row(self, place: TilePlace, row: str, column: str) -> TilePoint:
-        """The point of a row, whose addresses are known from here on."""
+        """The point of a row, whose addresses are known from here on, and what is the same in all
+        of it."""
         w = self.w
         inside = None if self.all_rows else w(f"icmp slt i64 {row}, {self.m}")
         safe = row if inside is None else w.least(row, w.sub(self.m, "1"))
@@ -138,29 +152,51 @@ class TileEpilogue:
         sizes = self.nest.axes[:-1]
         return positions(self.w, flat, sizes) if sizes else []
 
-    def _column(
-        self, place: TilePlace, far: int, points: Sequence[TilePoint], sums: Sequence[str]
-    ) -> None:
-        """Two columns, `far` behind the first, of both rows."""
+    def _group(self, place: TilePlace, start: int, points: Sequence[TilePoint]) -> list[_Pair]:
+        """The next pairs of columns, with what is loaded for them."""
+        ends = min(start + _WIDE * _QUAD, self.columns)
+        return [self._loaded(place, far, points) for far in range(start, ends, _WIDE)]
+
+    def _loaded(self, place: TilePlace, far: int, points: Sequence[TilePoint]) -> _Pair:
         w, inside, index = self.w, None, str(far)
         if not self.all_columns:
             at = w.add(w.add(place.column, w.mul(self.quarter, str(PAIR))), str(far))
             inside = w(f"icmp slt i64 {at}, {self.n}")
             index = w(f"select i1 {inside}, i64 {far}, i64 0")
+        spot = Spot(0, inside, index)
+        of_column = {id(x.data) for x in self.by_column}
+        raws: list[dict[int, str]] = []
+        for point in points:
+            point.slots, mine = [spot], {}
+            for x in self.order:
+                if x.kind != "load" or not _is_plain_row(x.data) or x.data.mask is not None:
+                    continue
+                if raws and id(x.data) in of_column:
+                    mine[id(x.data)] = raws[0][id(x.data)]
+                else:
+                    mine[id(x.data)] = point.raw(x.data)
+            raws.append(mine)
+        return _Pair(spot, raws)
+
+    def _pair(self, pair: _Pair, points: Sequence[TilePoint], sums: Sequence[str]) -> None:
+        """Evaluate and store two columns of both rows."""
+        w = self.w
         first, sources = points[0], {}
-        first.slots, first.sources = [Spot(0, inside, index)], {}
+        first.slots, first.sources, first.raws = [pair.spot], {}, pair.raws[0]
         with first.scope():
             for x in self.by_column:
                 sources[id(x)] = first.value(x)
         for h, point in enumerate(points):
-            counts = point.inside
+            counts, inside = point.inside, pair.spot.mask
             if inside is not None:
                 counts = inside if counts is None else w(f"and i1 {counts}, {inside}")
-            point.slots = [Spot(0, counts, index)]
+            point.slots = [Spot(0, counts, pair.spot.index)]
+            point.raws = pair.raws[h]
             point.sources = {k: (lambda slot, x=x: x) for k, x in sources.items()}
-            pair = w(f"insertelement <2 x float> poison, float {sums[2 * h]}, i64 0")
-            pair = w(f"insertelement <2 x float> {pair}, float {sums[2 * h + 1]}, i64 1")
-            point.given = [pair]
+            results = w(f"insertelement <2 x float> poison, float {sums[2 * h]}, i64 0")
+            point.given = [
+                w(f"insertelement <2 x float> {results}, float {sums[2 * h + 1]}, i64 1")
+            ]
             with point.scope():
                 for x in self.order:
                     point.value(x)
@@ -198,6 +234,14 @@ class TileEpilogue:
                     point.store(s)
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """Two columns of a thread, and for each of its rows what memory holds there, by access."""
+
+    spot: Spot
+    raws: list[dict[int, str]]
+
+
 class TilePoint(ThreadPoint):
     """One row of a thread. A position along the vector axis counts from the first column of the
     thread, which is part of all addresses."""
@@ -216,8 +260,9 @@ class TilePoint(ThreadPoint):
         )
         self.inside = inside
         self.slots = [Spot()]
-        self.exchanges: dict[int, _Exchange] = {}
+        self.exchanges: dict[int, Exchange] = {}
         self.wide: dict[int, str] = {}  # where the first piece of a store belongs
+        self.raws: dict[int, str] = {}  # what was loaded before, by access
 
     def pointer_at(self, place: Access, column: str) -> str:
         """The address of another column of the row."""
@@ -225,6 +270,18 @@ class TilePoint(ThreadPoint):
         far = self._distance(place, 0)
         self.index[self.vector_axis] = own
         return self.w.offset(self.w.pointer(place.operand), "i16", far)
+
+    def raw(self, place: Access) -> str:
+        """A pair as memory holds it."""
+        pointer, align = self._at_slot(place, 0), self._alignment(place)
+        kind = f"<{PAIR} x {memory.memory_element(place.dtype)}>"
+        return self.w(f"load {kind}, ptr {pointer}, align {align}")
+
+    def _load(self, place: Access, slot: int, varies: bool) -> str:
+        raw = self.raws.get(id(place))
+        if raw is None:
+            return super()._load(place, slot, varies)
+        return memory.arrived(self.w, raw, place.dtype, PAIR)
 
     def _axis_level(self, axis: int) -> int | None:
         return 0
@@ -239,25 +296,28 @@ class TilePoint(ThreadPoint):
 
     def store(self, what: Store, slot: int = 0) -> None:
         """Those of pairs of short floats wait for the others of their row."""
-        exchange = self.exchanges.get(id(what))
-        if exchange is None:
+        exchange, w, place = self.exchanges.get(id(what)), self.w, what.access
+        plain = _is_plain_row(place) and place.mask is None and place.dtype in DIRECT
+        if exchange is None or not plain:
             super().store(what, slot)
             return
-        w = self.w
         value = writer.convert(w, self.vector(what.value, slot), what.value.dtype, "f32", PAIR)
-        pair = memory.leaving(w, value, what.access.dtype, PAIR)
-        word = w(f"bitcast <2 x i16> {pair} to i32")
-        exchange.add(self, word, self._at_slot(what.access, slot), self._spot(slot).mask)
+        at, counts = self._at_slot(place, slot), self._spot(slot).mask
+        if _is_short(what):
+            pair = memory.leaving(w, value, place.dtype, PAIR)
+            exchange.add(self, w(f"bitcast <2 x i16> {pair} to i32"), at, counts)
+            return
+        halves = [w(f"extractelement <2 x float> {value}, i64 {k}") for k in range(PAIR)]
+        _store(w, at, [w(f"bitcast float {x} to i32") for x in halves], counts)
 
 
-class _Exchange:
+class Exchange:
     """Words of a store, four for each row, that four threads exchange so that each has a piece of
-    16 bytes. Where pieces are not whole, each stores its words."""
+    16 bytes. Where there are fewer words, each stores its own."""
 
-    def __init__(self, epilogue: TileEpilogue, store: Store, place: TilePlace) -> None:
-        self.epilogue, self.w, self.store = epilogue, epilogue.w, store
-        self.column = place.column
-        self.whole = epilogue._is_multiple([store.access], _WIDE)
+    def __init__(self, epilogue: TileEpilogue, store: Store, column: str) -> None:
+        """`column` is the first one of the tile."""
+        self.epilogue, self.w, self.store, self.column = epilogue, epilogue.w, store, column
         self.words: dict[int, list[tuple[str, str, str | None]]] = {}
         self.rows: dict[int, TilePoint] = {}
 
@@ -268,22 +328,13 @@ class _Exchange:
 
     def flush(self, start: int) -> None:
         """Store all words; the first are for columns `start` behind those of the tile."""
-        w = self.w
-        full = all(len(words) == _QUAD for words in self.words.values())
-        if not full or self.whole == NEVER:
-            self._apart()
-        else:
-            with w.when(self.whole):
-                for row, words in self.words.items():
-                    self._together(self.rows[row], [x for x, _, _ in words], start)
-            with w.when(w(f"xor i1 {self.whole}, true")):
-                self._apart()
-        self.words = {}
-
-    def _apart(self) -> None:
-        for words in self.words.values():
+        for row, words in self.words.items():
+            if len(words) == _QUAD:
+                self._together(self.rows[row], [x for x, _, _ in words], start)
+                continue
             for word, place, counts in words:
                 _store(self.w, place, [word], counts)
+        self.words = {}
 
     def _together(self, point: TilePoint, words: list[str], start: int) -> None:
         w = self.w
@@ -292,9 +343,9 @@ class _Exchange:
         c, d = self._swapped(c, d, 1)
         a, c = self._swapped(a, c, 2)
         b, d = self._swapped(b, d, 2)
-        column = w.add(self.column, w.mul(self.epilogue.quarter, str(_WIDE)))
         counts = point.inside
         if not self.epilogue.all_columns:
+            column = w.add(self.column, w.mul(self.epilogue.quarter, str(_WIDE)))
             here = w(f"icmp slt i64 {w.add(column, str(start))}, {self.epilogue.n}")
             counts = here if counts is None else w(f"and i1 {counts}, {here}")
         _store(w, w.offset(point.wide[id(self.store)], "i16", start), [a, b, c, d], counts)

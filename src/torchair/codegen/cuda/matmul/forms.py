@@ -15,23 +15,33 @@ _SPARE = ALIGNED
 
 @dataclass(frozen=True)
 class MatmulForm:
-    """A tile of results and the blocks that make it. Each multiplying warpgroup has `blocks` times
-    64 rows and all columns of a tile; one more warpgroup loads."""
+    """A tile of results and the blocks of threads that make it. Each multiplying warpgroup has
+    `blocks` times 64 rows and all columns of a tile; one more warpgroup loads. Warpgroups that
+    `alternate` have tiles of their own: one multiplies while the other one stores."""
 
     columns: int  # of a tile
     warpgroups: int = 2
     blocks: int = 1
     stages: int = 4  # pieces of the sum that are on their way at a time, of 64 elements
     group: int = 8  # rows of tiles that are walked together, so that they share what is in L2
+    alternate: bool = False
+    lag: int = 0  # steps of the sum that the second warpgroup begins behind the first
 
     def __str__(self) -> str:
-        more = f"-g{self.group}" if self.group != MatmulForm.group else ""
+        more = "-alternate" if self.alternate else ""
+        more += f"-lag{self.lag}" if self.lag else ""
+        more += f"-g{self.group}" if self.group != MatmulForm.group else ""
         return f"{self.rows}x{self.columns}x{self.stages}w{self.warpgroups}{more}"
 
     @property
     def rows(self) -> int:
         """Rows of a tile."""
-        return 64 * self.warpgroups * self.blocks
+        return 64 * self.blocks * (1 if self.alternate else self.warpgroups)
+
+    @property
+    def readers(self) -> int:
+        """Warpgroups that read a stage."""
+        return 1 if self.alternate else self.warpgroups
 
     @property
     def threads(self) -> int:
@@ -45,8 +55,8 @@ class MatmulForm:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: stages and two barriers for each."""
-        return self.stages * (self.stage + 2 * BARRIER)
+        """Bytes of shared memory: stages and two barriers for each, and one for each turn."""
+        return self.stages * (self.stage + 2 * BARRIER) + self.warpgroups * BARRIER
 
     @property
     def sums(self) -> int:

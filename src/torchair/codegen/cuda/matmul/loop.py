@@ -4,6 +4,8 @@ evaluate the epilogue while the pieces of the next tile are on their way."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchair.codegen.cuda import hopper
 from torchair.codegen.cuda.hopper import ALIGNED, LINE, WARPGROUP, number
 from torchair.codegen.cuda.jit import WARP, Gpu
@@ -48,26 +50,31 @@ class TensorMatmul:
 
     def write(self) -> None:
         """Both parts."""
-        w = self.w
+        w, form = self.w, self.form
         self._count()
         first = w(f"icmp eq i32 {self.thread}, 0")
         with w.when(first):
-            arrivals = self.form.warpgroups * (WARPGROUP // WARP)
-            stages = range(self.form.stages)
+            arrivals = form.readers * (WARPGROUP // WARP)
+            stages = range(form.stages)
             full = [(self._barrier(str(s)), 1) for s in stages]
             empty = [(self._barrier(str(s), empty=True), arrivals) for s in stages]
-            hopper.make_barriers(w, [*full, *empty])
+            turns = [
+                (self._turn(str(k)), WARPGROUP // WARP)
+                for k in range(2)
+                if form.alternate or form.lag
+            ]
+            hopper.make_barriers(w, [*full, *empty, *turns])
         w.barrier()
         loads = w(f"icmp eq i32 {self.group}, 0")
 
         def load() -> list[str]:
-            hopper.registers(w, self.form.registers[0], more=False)
+            hopper.registers(w, form.registers[0], more=False)
             with w.when(first):
                 self._load_all()
             return []
 
         def multiply() -> list[str]:
-            hopper.registers(w, self.form.registers[1], more=True)
+            hopper.registers(w, form.registers[1], more=True)
             self._multiply_all()
             return []
 
@@ -118,6 +125,13 @@ class TensorMatmul:
         own = number(w, "mul", stage, 2 * BARRIER)
         return number(w, "add", number(w, "add", self.start, far), own)
 
+    def _turn(self, warpgroup: str) -> str:
+        """The barrier that ends a phase when a warpgroup may begin its next tile: the phases of
+        others have not passed it then."""
+        w, far = self.w, self.form.stages * (self.form.stage + 2 * BARRIER)
+        own = number(w, "mul", warpgroup, BARRIER)
+        return number(w, "add", number(w, "add", self.start, far), own)
+
     def _places(self, stage: str) -> tuple[str, str]:
         """Where the pieces of A and B of a stage are."""
         w = self.w
@@ -164,43 +178,85 @@ class TensorMatmul:
         if self.early:
             w.wait()
         warpgroup = number(w, "sub", self.group, 1)
-        own = number(w, "mul", warpgroup, form.blocks)
-        rows = number(w, "mul", own, 64)
-        self.first = number(w, "mul", own, PIECE)
         lane = w(f"and i32 {self.thread}, {WARP - 1}")
         self.leads = w(f"icmp eq i32 {lane}, 0")
-        ring = [("i32", "0"), ("i32", "0")]
-        with w.loop(w.block_number(), self.tiles, w.blocks(), ring) as tiles:
+        start, step, turn, turns, own = w.block_number(), w.blocks(), "0", 1, "0"
+        if form.alternate:  # every other tile of the block
+            far = w.mul(w(f"zext i32 {warpgroup} to i64"), w.blocks())
+            start, step = w.add(start, far), w.mul(w.blocks(), str(form.warpgroups))
+            turn, turns = warpgroup, form.warpgroups
+        else:
+            own = number(w, "mul", warpgroup, form.blocks)
+        rows, self.first = number(w, "mul", own, 64), number(w, "mul", own, PIECE)
+        if form.lag:
+            with w.when(w(f"icmp eq i32 {warpgroup}, 1")):
+                hopper.await_phase(w, self._turn("1"), "0")
+        self.warpgroup = warpgroup
+        with w.loop(start, self.tiles, step, [("i32", turn)]) as tiles:
             batch, row, column = self._tile(tiles.index)
-            stage, phase, *sums = self._sums(tiles.carried)
+            sums = self._sums(tiles.carried[0])
             wide = (batch, number(w, "add", row, rows), column)
             place = TilePlace(*(w(f"zext i32 {x} to i64") for x in wide))
-            each = form.columns // 2
-            parts = [sums[k * each : (k + 1) * each] for k in range(form.blocks)]
-            self.epilogue.write(place, parts)
-            tiles.next = [stage, phase]
+            self.epilogue.write(place, self._parts(sums))
+            tiles.next = [number(w, "add", tiles.carried[0], turns)]
 
-    def _sums(self, ring: list[str]) -> list[str]:
-        """The stage and the phase after a tile, and its results."""
+    def _parts(self, sums: Sequence[str]) -> list[Sequence[str]]:
+        """Those of each 64 rows."""
+        each = self.form.columns // 2
+        return [sums[k * each : (k + 1) * each] for k in range(self.form.blocks)]
+
+    def _sums(self, turn: str) -> list[str]:
+        """The results of a tile, so many tiles of the block being before it. The products of a
+        step are waited for in the next one."""
         w, form = self.w, self.form
-        carried = [*(("i32", x) for x in ring), *[("float", "0.0")] * form.sums]
-        with w.loop("0", self.steps, 1, carried) as steps:
-            stage, phase, *sums = steps.carried
-            full = self._barrier(stage)
+        passed = number(w, "mul", turn, w(f"trunc i64 {self.steps} to i32"))
+        stage = number(w, "urem", passed, form.stages)
+        phase = number(w, "and", number(w, "udiv", passed, form.stages), 1)
+        if form.alternate:
+            mine = number(w, "and", turn, 1)
+            before = number(w, "add", number(w, "lshr", turn, 1), number(w, "add", mine, 1))
+            hopper.await_phase(w, self._turn(mine), number(w, "and", before, 1))
+        known = isinstance(self.matmul.k, int)
+        none = ("float", "poison" if known else "0.0")
+        ring = [("i32", stage), ("i32", phase), ("i32", stage)]
+        with w.loop("0", self.steps, 1, [*ring, *[none] * form.sums]) as steps:
+            stage, phase, before, *sums = steps.carried
+            full, step = self._barrier(stage), w(f"trunc i64 {steps.index} to i32")
             hopper.await_phase(w, full, phase)
-            a, b = self._places(stage)
-            a = number(w, "add", a, self.first)
-            each = form.columns // 2
-            found = hopper.multiply(
-                w,
-                self.matmul.dtype,
-                form.columns,
-                [sums[k * each : (k + 1) * each] for k in range(form.blocks)],
-                [self.a.steps(w, number(w, "add", a, PIECE * k)) for k in range(form.blocks)],
-                self.b.steps(w, b),
-                (not self.a.along, not self.b.along),
-            )
+            found = self._products(stage, sums, step if known else None)
+            others = w(f"icmp ne i32 {step}, 0")
+            if form.lag:
+                last = w.least(str(form.lag), w.sub(self.steps, "1"))
+                now = w(f"icmp eq i64 {steps.index}, {last}")
+                now = w(f"and i1 {now}, {w(f'icmp eq i32 {turn}, 0')}")
+                now = w(f"and i1 {now}, {w(f'icmp eq i32 {self.warpgroup}, 0')}")
+                with w.when(w(f"and i1 {now}, {self.leads}")):
+                    hopper.arrive(w, self._turn("1"))
+            with w.when(w(f"and i1 {self.leads}, {others}")):
+                hopper.arrive(w, self._barrier(before, empty=True))
+            steps.next = [*self._next(stage, phase), stage, *found]
+        if form.alternate:
             with w.when(self.leads):
-                hopper.arrive(w, number(w, "add", full, BARRIER))
-            steps.next = [*self._next(stage, phase), *(x for tile in found for x in tile)]
-        return steps.results
+                hopper.arrive(w, self._turn(number(w, "xor", mine, 1)))
+        done = hopper.settle(w, steps.results[3:])
+        some = w(f"icmp ne i64 {self.steps}, 0")
+        with w.when(w(f"and i1 {self.leads}, {some}")):
+            hopper.arrive(w, self._barrier(steps.results[2], empty=True))
+        return done
+
+    def _products(self, stage: str, sums: Sequence[str], fresh: str | None) -> list[str]:
+        w, form = self.w, self.form
+        a, b = self._places(stage)
+        a = number(w, "add", a, self.first)
+        found = hopper.multiply(
+            w,
+            self.matmul.dtype,
+            form.columns,
+            self._parts(sums),
+            [self.a.steps(w, number(w, "add", a, PIECE * k)) for k in range(form.blocks)],
+            self.b.steps(w, b),
+            (not self.a.along, not self.b.along),
+            fresh,
+            pending=1,
+        )
+        return [x for tile in found for x in tile]
