@@ -11,8 +11,9 @@ import pytest
 import torch
 from test_cuda_kernels import on_gpu, on_numpy
 
+from compiling import compiled
 from cuda_tools import HOPPER, OLDER, entry_of
-from matmul_cases import LARGE_MATMULS, ONE, SMALL_MATMULS, TURNS, TWO, MatmulCase
+from matmul_cases import LARGE_MATMULS, ONE, SMALL_MATMULS, SPLIT, TURNS, TWO, MatmulCase
 from ptx_machine import Order
 from torchair.codegen.cuda.driver import library
 from torchair.codegen.cuda.jit import Entry, describe, foreign, ptx
@@ -111,7 +112,8 @@ def test_a_tuner_may_choose_among_forms() -> None:
 
 @pytest.mark.parametrize("case", SMALL_MATMULS, ids=str)
 def test_products_on_numpy(case: MatmulCase) -> None:
-    on_numpy(case.work(HOPPER), blocks=2)
+    work = case.work(HOPPER)
+    on_numpy(work, blocks=2 * work.launch.cluster)
 
 
 @pytest.mark.parametrize("order", ["up", "down"])
@@ -119,6 +121,7 @@ def test_products_on_numpy(case: MatmulCase) -> None:
 def test_warps_wait_for_each_other(order: Order, blocks: int) -> None:
     on_numpy(MatmulCase(130, 136, 200, TWO, "gelu").work(HOPPER), blocks, order)
     on_numpy(MatmulCase(200, 72, 200, TURNS, "gelu").work(HOPPER), blocks, order)
+    on_numpy(MatmulCase(70, 136, 200, SPLIT, "gelu").work(HOPPER), 2 * blocks, order)
 
 
 @pytest.mark.cuda
@@ -147,7 +150,7 @@ def test_a_compiled_layer_is_one_launch() -> None:
     layers = [torch.nn.Linear(2048, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 2048)]
     model = torch.nn.Sequential(*layers).cuda().bfloat16()
     exact = copy.deepcopy(model).double()
-    compiled = torch.compile(model, backend="torchair", dynamic=False)
+    fast = compiled(model, dynamic=False)
     x = torch.randn(2049, 2048, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         for part in (x[:2048], x[1:], x[:2048].clone()):  # other addresses in each call

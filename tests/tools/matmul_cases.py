@@ -177,7 +177,15 @@ ONE = MatmulForm(64, 1, 1, 3)
 TWO = MatmulForm(128, 2, 1, 2)
 TALL = MatmulForm(64, 1, 2, 2)
 TURNS = MatmulForm(64, 2, 1, 3, alternate=True)
+SPLIT = MatmulForm(64, 1, 1, 3, split=2)
 SMALL_MATMULS = [
+    MatmulCase(64, 64, 256, SPLIT),
+    MatmulCase(70, 72, 200, SPLIT, "gelu"),
+    MatmulCase(20, 64, 64, SPLIT, "residual"),  # a block without a step
+    MatmulCase(100, 136, 520, MatmulForm(64, 2, 1, 2, split=4, lines=2), "residual", batch=2),
+    MatmulCase(20, 48, 200, MatmulForm(48, 1, 1, 3, lines=2), "residual"),
+    MatmulCase(72, 80, 136, MatmulForm(80, 1, 1, 2, lines=2), "gelu", turned="a"),
+    MatmulCase(9, 24, 136, MatmulForm(8, 1, 1, 4), "gelu"),
     MatmulCase(200, 72, 200, TURNS, "gelu"),  # warpgroups that take turns
     MatmulCase(64, 64, 72, TURNS),
     MatmulCase(70, 136, 136, MatmulForm(64, 2, 2, 2, alternate=True), "residual", batch=3),

@@ -40,7 +40,7 @@ WIDTH = {
     "p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64, "h": np.uint16,
     "SP": np.uint64, "SPL": np.uint64,
 }  # fmt: skip
-SPACES = ("shared", "global", "local", "shared_cluster", "param")
+SPACES = ("shared", "global", "local", "shared_cta", "shared_cluster", "param")
 Values = np.ndarray
 Order = Literal["together", "up", "down"]
 

@@ -61,7 +61,8 @@ class Barriers:
 def _places(b: Any, i: Any, active: Values) -> Values:
     """Where the barriers of some threads are."""
     address = next(a for a in i.args if isinstance(a, tuple))
-    _, found = b.bytes_at("shared", address, 8, active)
+    space = "shared_cluster" if "shared_cluster" in i.parts else "shared"
+    _, found = b.bytes_at(space, address, 8, active)
     return found[:, 0]
 
 

@@ -48,9 +48,11 @@ def make_barriers(w: GpuWriter, barriers: Sequence[tuple[str, int]]) -> None:
     w.assembly("fence.proxy.async;", "void", _MEMORY)
 
 
-def await_phase(w: GpuWriter, place: str, parity: str) -> None:
-    """Wait until a barrier has ended a phase: that of this parity, an i32."""
-    again = "mbarrier.try_wait.parity.shared::cta.b64 %p, [$0], $1;"
+def await_phase(w: GpuWriter, place: str, parity: str, cluster: bool = False) -> None:
+    """Wait until a barrier has ended a phase: that of this parity, an i32. What all who arrived
+    wrote before is there then, of blocks of a `cluster` too."""
+    who = ".acquire.cluster" if cluster else ""
+    again = f"mbarrier.try_wait.parity{who}.shared::cta.b64 %p, [$0], $1;"
     loop = f"W${{:uid}}: {again} @%p bra D${{:uid}}; bra W${{:uid}}; D${{:uid}}:"
     text = f"{{ .reg .pred %p; {loop} }}"
     w.assembly(text, "void", f"r,r,{_MEMORY}", ("i32", place), ("i32", parity))
@@ -65,6 +67,42 @@ def expect(w: GpuWriter, place: str, bytes_: IndexText) -> None:
 def arrive(w: GpuWriter, place: str) -> None:
     """Arrive at a barrier."""
     w.assembly("mbarrier.arrive.shared::cta.b64 _, [$0];", "void", f"r,{_MEMORY}", ("i32", place))
+
+
+# ---- clusters ----
+
+
+def cluster_barrier(w: GpuWriter) -> None:
+    """Wait for all threads of the cluster."""
+    text = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    w.assembly(text, "void", _MEMORY)
+
+
+def remote(w: GpuWriter, place: str, block: IndexText) -> str:
+    """A place in the shared memory of another block of the cluster."""
+    text = "mapa.shared::cluster.u32 $0, $1, $2;"
+    return w.assembly(text, "i32", "=r,r,r", ("i32", place), ("i32", str(block)))
+
+
+def arrive_there(w: GpuWriter, place: str) -> None:
+    """Arrive at a barrier of another block, which then sees what this warp wrote there."""
+    text = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];"
+    w.assembly(text, "void", f"r,{_MEMORY}", ("i32", place))
+
+
+def send(w: GpuWriter, place: str, values: Sequence[str]) -> None:
+    """Store four floats in the shared memory of another block."""
+    text = "st.shared::cluster.v4.f32 [$0], {$1, $2, $3, $4};"
+    given = [("i32", place), *(("float", x) for x in values)]
+    w.assembly(text, "void", f"r,f,f,f,f,{_MEMORY}", *given)
+
+
+def received(w: GpuWriter, place: str) -> list[str]:
+    """Four floats in the shared memory of this block."""
+    text = "ld.shared::cta.v4.f32 {$0, $1, $2, $3}, [$4];"
+    kind = "{float, float, float, float}"
+    got = w.assembly(text, kind, f"=f,=f,=f,=f,r,{_MEMORY}", ("i32", place))
+    return [w(f"extractvalue {kind} {got}, {k}") for k in range(4)]
 
 
 # ---- the copy engine ----

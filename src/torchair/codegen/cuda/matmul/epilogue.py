@@ -39,19 +39,21 @@ class TilePlace:
 
 
 class TileEpilogue:
-    """The epilogue of tiles of so many columns."""
+    """The epilogue of so many columns of a tile."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, m: Size, columns: int, rows: int) -> None:
-        """`rows` are those of the tile of a block, which may end behind those of the product."""
+    def __init__(
+        self, w: GpuWriter, nest: Nest, m: Size, columns: int, tile: tuple[int, int]
+    ) -> None:
+        """`tile` are the rows and columns of one, which may end behind those of the product."""
         self.w, self.nest, self.columns = w, nest, columns
         self.last = len(nest.axes) - 1
         self.order = expressions(nest)
         self.varies = varying(self.order, self.last)
         self.rounded = frozenset(rounded_at_once(nest))
         self.m, self.n = w.size(m), w.size(nest.axes[-1])
-        self.all_rows = isinstance(m, int) and m % rows == 0
+        self.all_rows = isinstance(m, int) and m % tile[0] == 0
         known = nest.axes[-1]
-        self.all_columns = isinstance(known, int) and known % columns == 0
+        self.all_columns = isinstance(known, int) and known % tile[1] == 0
         self.by_column = _of_column(self.order, self.last)
         self.places = accesses(nest)
         thread = w.entry(f"and i64 {w.thread()}, 127")

@@ -22,15 +22,17 @@ class MatmulForm:
     columns: int  # of a tile
     warpgroups: int = 2
     blocks: int = 1
-    stages: int = 4  # pieces of the sum that are on their way at a time, of 64 elements
+    stages: int = 4  # pieces of the sum that are on their way at a time
+    lines: int = 1  # of 64 elements of the sum in a stage
     group: int = 8  # rows of tiles that are walked together, so that they share what is in L2
     alternate: bool = False
-    lag: int = 0  # steps of the sum that the second warpgroup begins behind the first
+    split: int = 1  # blocks of a cluster, each with a part of the sum
 
     def __str__(self) -> str:
         more = "-alternate" if self.alternate else ""
-        more += f"-lag{self.lag}" if self.lag else ""
         more += f"-g{self.group}" if self.group != MatmulForm.group else ""
+        more += f"-split{self.split}" if self.split > 1 else ""
+        more += f"-x{self.lines}" if self.lines > 1 else ""
         return f"{self.rows}x{self.columns}x{self.stages}w{self.warpgroups}{more}"
 
     @property
@@ -51,12 +53,23 @@ class MatmulForm:
     @property
     def stage(self) -> int:
         """Bytes of a stage."""
-        return (self.rows + self.columns) * LINE * 2
+        return (self.rows + self.columns) * self.depth * 2
+
+    @property
+    def depth(self) -> int:
+        """Elements of the sum in a stage."""
+        return self.lines * LINE
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: stages and two barriers for each, and one for each turn."""
-        return self.stages * (self.stage + 2 * BARRIER) + self.warpgroups * BARRIER
+        """Bytes of shared memory: stages and two barriers for each, two barriers more, and what
+        comes from others of a cluster."""
+        return self.stages * self.stage + self.exchanged + 2 * BARRIER * (self.stages + 1)
+
+    @property
+    def exchanged(self) -> int:
+        """Bytes that other blocks of a cluster send for a tile."""
+        return self.rows * self.columns * 4 * (self.split - 1) // self.split
 
     @property
     def sums(self) -> int:
@@ -71,7 +84,8 @@ class MatmulForm:
 
     def is_sound(self) -> bool:
         """Whether there is room for it."""
-        return self.shared + _SPARE <= MOST_SHARED and self.sums <= 128
+        room = self.shared + _SPARE <= MOST_SHARED and self.sums <= 128
+        return room and self.columns % (8 * self.split) == 0
 
 
 LARGE = MatmulForm(256)

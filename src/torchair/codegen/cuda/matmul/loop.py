@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from torchair.codegen.cuda import hopper
 from torchair.codegen.cuda.hopper import ALIGNED, LINE, WARPGROUP, number
 from torchair.codegen.cuda.jit import WARP, Gpu
+from torchair.codegen.cuda.matmul.cluster import Cluster
 from torchair.codegen.cuda.matmul.epilogue import TileEpilogue, TilePlace
 from torchair.codegen.cuda.matmul.forms import BARRIER, MatmulForm
-from torchair.codegen.cuda.matmul.operands import PIECE, factors, short
+from torchair.codegen.cuda.matmul.operands import PIECE, Factor, factors, short
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.requests import Product
 from torchair.codegen.target import Launch
@@ -28,9 +29,13 @@ class TensorMatmul:
         self.m, self.n, self.k = (
             short(w, n) for n in (self.matmul.m, self.matmul.n, self.matmul.k)
         )
-        self.epilogue = TileEpilogue(w, product.epilogue, self.matmul.m, form.columns, form.rows)
+        tile = (form.rows, form.columns)
+        columns = form.columns // form.split
+        self.epilogue = TileEpilogue(w, product.epilogue, self.matmul.m, columns, tile)
         self.thread = w.entry(f"trunc i64 {w.thread()} to i32")
         self.group = w.entry(f"lshr i32 {self.thread}, 7")
+        far = form.stages * (form.stage + 2 * BARRIER)
+        self.others = Cluster(w, form, w.entry(f"add i32 {self.start}, {far}"), self.thread)
 
     def launch(self) -> Launch:
         """A block for each multiprocessor, if there are tiles for them."""
@@ -38,14 +43,15 @@ class TensorMatmul:
         return Launch(
             form.threads,
             1,
-            (matmul.batch, matmul.m, matmul.n),
+            (matmul.batch, matmul.m, matmul.n, form.split),
             shared=form.shared,
-            most=self.w.gpu.multiprocessors,
+            most=self.w.gpu.multiprocessors // form.split * form.split,
+            cluster=form.split,
             early=self.early,
             resident=1,
             room=1,
             even=False,
-            tile=(1, form.rows, form.columns),
+            tile=(1, form.rows, form.columns, 1),
         )
 
     def write(self) -> None:
@@ -58,13 +64,14 @@ class TensorMatmul:
             stages = range(form.stages)
             full = [(self._barrier(str(s)), 1) for s in stages]
             empty = [(self._barrier(str(s), empty=True), arrivals) for s in stages]
-            turns = [
-                (self._turn(str(k)), WARPGROUP // WARP)
-                for k in range(2)
-                if form.alternate or form.lag
-            ]
+            turns = [(self._turn(str(k)), WARPGROUP // WARP) for k in range(2)]
+            if form.split > 1:
+                turns = self.others.barriers()
             hopper.make_barriers(w, [*full, *empty, *turns])
-        w.barrier()
+        if form.split > 1:
+            hopper.cluster_barrier(w)
+        else:
+            w.barrier()
         loads = w(f"icmp eq i32 {self.group}, 0")
 
         def load() -> list[str]:
@@ -79,6 +86,8 @@ class TensorMatmul:
             return []
 
         w.either(loads, "i32", load, multiply)
+        if form.split > 1:  # no block leaves while others write to its memory
+            hopper.cluster_barrier(w)
 
     # ---- tiles ----
 
@@ -86,12 +95,18 @@ class TensorMatmul:
         w, form = self.w, self.form
         rows, columns, steps = (
             number(w, "udiv", number(w, "add", n, unit - 1), unit)
-            for n, unit in ((self.m, form.rows), (self.n, form.columns), (self.k, LINE))
+            for n, unit in ((self.m, form.rows), (self.n, form.columns), (self.k, form.depth))
         )
         self.rows, self.columns = rows, columns
         self.each = number(w, "mul", rows, columns)
         self.tiles = number(w, "mul", self.each, short(w, self.matmul.batch))
         self.tiles = w(f"zext i32 {self.tiles} to i64")
+        self.begin, self.block, self.blocks = "0", w.block_number(), w.blocks()
+        if form.split > 1:
+            self.block, self.blocks = (w.div(n, str(form.split)) for n in (self.block, self.blocks))
+            self.begin = number(w, "udiv", number(w, "mul", steps, self.others.rank), form.split)
+            ends = number(w, "mul", steps, number(w, "add", self.others.rank, 1))
+            steps = number(w, "sub", number(w, "udiv", ends, form.split), self.begin)
         self.steps = w(f"zext i32 {steps} to i64")
 
     def _tile(self, index: str) -> tuple[str, str, str]:
@@ -136,7 +151,7 @@ class TensorMatmul:
         """Where the pieces of A and B of a stage are."""
         w = self.w
         a = number(w, "add", self.start, number(w, "mul", stage, self.form.stage))
-        return a, number(w, "add", a, self.a.bytes)
+        return a, number(w, "add", a, self.form.lines * self.a.bytes)
 
     def _next(self, stage: str, phase: str) -> list[str]:
         """The next stage, and its phase."""
@@ -152,22 +167,26 @@ class TensorMatmul:
     # ---- loading ----
 
     def _load_all(self) -> None:
-        w = self.w
+        w, form = self.w, self.form
         if self.early:
             w.wait()
         ring = [("i32", "0"), ("i32", "1")]
-        with w.loop(w.block_number(), self.tiles, w.blocks(), ring) as tiles:
+        with w.loop(self.block, self.tiles, self.blocks, ring) as tiles:
             batch, row, column = self._tile(tiles.index)
             ring = [("i32", x) for x in tiles.carried]
             with w.loop("0", self.steps, 1, ring) as steps:
                 stage, phase = steps.carried
                 hopper.await_phase(w, self._barrier(stage, empty=True), phase)
                 full = self._barrier(stage)
-                hopper.expect(w, full, self.form.stage)
-                element = number(w, "mul", w(f"trunc i64 {steps.index} to i32"), LINE)
+                hopper.expect(w, full, form.lines * (self.a.coming + self.b.coming))
+                step = number(w, "add", self.begin, w(f"trunc i64 {steps.index} to i32"))
+                first = number(w, "mul", step, form.depth)
                 a, b = self._places(stage)
-                self.a.load(w, a, batch, row, element, full)
-                self.b.load(w, b, batch, column, element, full)
+                for line in range(form.lines):
+                    element = number(w, "add", first, LINE * line)
+                    for factor, place, at in ((self.a, a, row), (self.b, b, column)):
+                        place = number(w, "add", place, line * factor.bytes)
+                        factor.load(w, place, batch, at, element, full)
                 steps.next = self._next(stage, phase)
             tiles.next = steps.results
 
@@ -180,7 +199,7 @@ class TensorMatmul:
         warpgroup = number(w, "sub", self.group, 1)
         lane = w(f"and i32 {self.thread}, {WARP - 1}")
         self.leads = w(f"icmp eq i32 {lane}, 0")
-        start, step, turn, turns, own = w.block_number(), w.blocks(), "0", 1, "0"
+        start, step, turn, turns, own = self.block, self.blocks, "0", 1, "0"
         if form.alternate:  # every other tile of the block
             far = w.mul(w(f"zext i32 {warpgroup} to i64"), w.blocks())
             start, step = w.add(start, far), w.mul(w.blocks(), str(form.warpgroups))
@@ -188,16 +207,15 @@ class TensorMatmul:
         else:
             own = number(w, "mul", warpgroup, form.blocks)
         rows, self.first = number(w, "mul", own, 64), number(w, "mul", own, PIECE)
-        if form.lag:
-            with w.when(w(f"icmp eq i32 {warpgroup}, 1")):
-                hopper.await_phase(w, self._turn("1"), "0")
-        self.warpgroup = warpgroup
         with w.loop(start, self.tiles, step, [("i32", turn)]) as tiles:
             batch, row, column = self._tile(tiles.index)
             sums = self._sums(tiles.carried[0])
             wide = (batch, number(w, "add", row, rows), column)
             place = TilePlace(*(w(f"zext i32 {x} to i64") for x in wide))
-            self.epilogue.write(place, self._parts(sums))
+            if form.split > 1:
+                self.others.share(tiles.carried[0], self._parts(sums), place, self.epilogue)
+            else:
+                self.epilogue.write(place, self._parts(sums))
             tiles.next = [number(w, "add", tiles.carried[0], turns)]
 
     def _parts(self, sums: Sequence[str]) -> list[Sequence[str]]:
@@ -216,7 +234,8 @@ class TensorMatmul:
             mine = number(w, "and", turn, 1)
             before = number(w, "add", number(w, "lshr", turn, 1), number(w, "add", mine, 1))
             hopper.await_phase(w, self._turn(mine), number(w, "and", before, 1))
-        known = isinstance(self.matmul.k, int)
+        k = self.matmul.k  # every block is to have a step, or its sums are zeros
+        known = isinstance(k, int) and -(-k // form.depth) >= form.split
         none = ("float", "poison" if known else "0.0")
         ring = [("i32", stage), ("i32", phase), ("i32", stage)]
         with w.loop("0", self.steps, 1, [*ring, *[none] * form.sums]) as steps:
@@ -225,13 +244,6 @@ class TensorMatmul:
             hopper.await_phase(w, full, phase)
             found = self._products(stage, sums, step if known else None)
             others = w(f"icmp ne i32 {step}, 0")
-            if form.lag:
-                last = w.least(str(form.lag), w.sub(self.steps, "1"))
-                now = w(f"icmp eq i64 {steps.index}, {last}")
-                now = w(f"and i1 {now}, {w(f'icmp eq i32 {turn}, 0')}")
-                now = w(f"and i1 {now}, {w(f'icmp eq i32 {self.warpgroup}, 0')}")
-                with w.when(w(f"and i1 {now}, {self.leads}")):
-                    hopper.arrive(w, self._turn("1"))
             with w.when(w(f"and i1 {self.leads}, {others}")):
                 hopper.arrive(w, self._barrier(before, empty=True))
             steps.next = [*self._next(stage, phase), stage, *found]
@@ -253,10 +265,16 @@ class TensorMatmul:
             self.matmul.dtype,
             form.columns,
             self._parts(sums),
-            [self.a.steps(w, number(w, "add", a, PIECE * k)) for k in range(form.blocks)],
-            self.b.steps(w, b),
+            [self._steps(self.a, number(w, "add", a, PIECE * k)) for k in range(form.blocks)],
+            self._steps(self.b, b),
             (not self.a.along, not self.b.along),
             fresh,
             pending=1,
         )
         return [x for tile in found for x in tile]
+
+    def _steps(self, factor: Factor, place: str) -> list[str]:
+        """The descriptors of the steps in a stage."""
+        w, lines = self.w, range(self.form.lines)
+        places = [number(w, "add", place, line * factor.bytes) for line in lines]
+        return [x for there in places for x in factor.steps(w, there)]

@@ -41,6 +41,19 @@ class Factor:
         """Bytes of a tile for 64 elements of the sum."""
         return self.span * LINE * BYTES[self.dtype]
 
+    @property
+    def taken(self) -> int:
+        """Rows of a tile that are loaded: not all where there are fewer. What is in the others then
+        becomes results that nobody stores."""
+        if not self.along or not isinstance(self.rows, int):
+            return self.span
+        return min(self.span, -(-self.rows // 8) * 8)
+
+    @property
+    def coming(self) -> int:
+        """Bytes that come for a tile and 64 elements of the sum."""
+        return self.taken * LINE * BYTES[self.dtype]
+
     def refusal(self) -> str | None:
         """Why the copy engine cannot read it."""
         batch, row, k = self.strides
@@ -61,7 +74,7 @@ class Factor:
         dims, far = ((self.k, self.rows), row) if self.along else ((self.rows, self.k), k)
         last = self.rows if self.along else self.k
         strides: list[Size] = [far if last != 1 else 16]
-        box = [LINE, self.span if self.along else LINE]
+        box = [LINE, self.taken if self.along else LINE]
         if self.batch != 1:
             dims, strides, box = (*dims, self.batch), [*strides, batch], [*box, 1]
         return TensorTile(self.word, self.dtype, dims, tuple(strides), tuple(box))
