@@ -45,8 +45,15 @@ def run(
     blocks = launch.blocks(lambda word: values[word])
     entry = entry_of(kernel, launch)
     given = [blocks, *(values[w] for w in kernel.words)]
+    size = (launch.shared, launch.cluster)
     call = KernelLaunch(
-        library(0), entry, blocks, given, launch.shared, launch.cluster, together=launch.together
+        library(0),
+        entry,
+        blocks,
+        given,
+        *size,
+        together=launch.together,
+        number=values.__getitem__,
     )
     call(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()

@@ -15,13 +15,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from torchair.codegen.cuda.jit import Entry, Gpu, ptx
+import ptx_tensor_cores as tensor_cores
+from torchair.codegen.cuda.jit import TENSOR_MAP, Entry, Gpu, ptx
 from torchair.codegen.target import Kernel, Launch
 
 WARP = 32
 GLOBAL = 1 << 32  # where global memory begins
 SHARED = 1 << 24  # where the shared memory of the first block begins, as others see it
 BLOCK = 1 << 18  # from the shared memory of one block to that of the next
+LOCAL = 1 << 20  # where the memory of a thread begins
+MAPS = 1 << 50  # what the copy engine is told about the first tensor
 TYPES: dict[str, Any] = {
     "f32": np.float32,
     "f64": np.float64,
@@ -33,7 +36,11 @@ TYPES: dict[str, Any] = {
         for bits in (8, 16, 32, 64)
     },
 }
-WIDTH = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64, "h": np.uint16}
+WIDTH = {
+    "p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64, "h": np.uint16,
+    "SP": np.uint64, "SPL": np.uint64,
+}  # fmt: skip
+SPACES = ("shared", "global", "local", "shared_cta", "shared_cluster", "param")
 Values = np.ndarray
 Order = Literal["together", "up", "down"]
 
@@ -49,7 +56,12 @@ class Instruction:
 
     @property
     def waits(self) -> str | None:
-        """Who must be here before this can be done: a warp, a block or a cluster."""
+        """Who must be here before this can be done: a warp, a warpgroup, a block or a cluster, or
+        that a barrier has ended a "phase"."""
+        if self.parts[:2] == ["mbarrier", "try_wait"]:
+            return "phase"
+        if self.parts[0] == "wgmma":
+            return "warpgroup"
         if self.parts[0] in ("shfl", "vote", "mma") or "warp" in self.parts:
             return "warp"
         if self.parts[0] in ("bar", "barrier"):
@@ -68,6 +80,7 @@ class Function:
     parameters: list[str] = field(default_factory=list)
     shared: dict[str, int] = field(default_factory=dict)
     shared_bytes: int = 0
+    local: dict[str, int] = field(default_factory=dict)  # bytes that each thread has
 
 
 # ---- reading the text ----
@@ -85,10 +98,10 @@ def parse(text: str, name: str, asked: int = 0) -> tuple[Function, dict[str, tup
     for match in re.finditer(rf"\.shared .*?\.b8 ({names})\[(\d*)\]", head):
         _share(found, match[1], int(match[2] or asked))
     parameters, _, body = rest.partition(")")
-    found.parameters = re.findall(rf"({names})\s*(?:,|$)", parameters.strip())
+    found.parameters = re.findall(rf"({names})(?:\[\d+\])?\s*(?:,|$)", parameters.strip())
     body = body[body.index("{") + 1 : body.index("\n}")]
     for statement in re.split(r";|(?<=:)\s", body):
-        _read(found, statement.strip())
+        _read(found, statement.strip().lstrip("}").strip())
     return found, variables
 
 
@@ -101,6 +114,9 @@ def _read(found: Function, statement: str) -> None:
     if statement.startswith(".shared"):
         name, size = re.findall(r"([\w$%.]+)\[(\d+)\]", statement)[0]
         _share(found, name, int(size))
+    elif statement.startswith(".local"):
+        name, size = re.findall(r"([\w$%.]+)\[(\d+)\]", statement)[0]
+        found.local[name] = int(size)
     elif statement.endswith(":"):
         found.labels[statement[:-1]] = len(found.code)
     elif statement and not statement.startswith(("{", "}", ".")):
@@ -182,7 +198,14 @@ class Blocks:
             self.shared_owned[k * BLOCK : k * BLOCK + self.function.shared_bytes] = True
         self.at = np.zeros(self.count, np.int64)
         self.done = np.zeros(self.count, np.bool_)
-        self.groups = {"warp": number // WARP, "block": self.block, "cluster": number * 0}
+        self.groups = {
+            "warp": number // WARP,
+            "warpgroup": number // tensor_cores.WARPGROUP,
+            "block": self.block,
+            "cluster": number * 0,
+        }
+        self.barriers = tensor_cores.Barriers()
+        self.local = np.full((self.count, sum(self.function.local.values())), 0xFF, np.uint8)
 
     def go(self) -> None:
         """Run all threads to their end."""
@@ -217,10 +240,13 @@ class Blocks:
     def _ready(self, place: int) -> Values:
         """Threads at a place for which all others are there that they must wait for."""
         here = (self.at == place) & ~self.done
-        who = self.function.code[place].waits
+        instruction = self.function.code[place]
+        who = instruction.waits
         if who is None:
             return here
-        others = ~here if who == "warp" else ~here & ~self.done
+        if who == "phase":
+            return here & tensor_cores.passed(self, instruction, here)
+        others = ~here if who in ("warp", "warpgroup") else ~here & ~self.done
         return here & ~np.isin(self.groups[who], np.unique(self.groups[who][others]))
 
     def _jump(self, instruction: Instruction, place: int, active: Values) -> None:
@@ -263,6 +289,10 @@ class Blocks:
             return self.special[argument].astype(t)
         if argument in self.function.shared:
             return np.full(self.count, self.function.shared[argument], np.uint64).astype(t)
+        if argument in self.function.local:
+            return np.full(self.count, LOCAL, np.uint64).astype(t)
+        if argument in self.run.parameters:
+            return np.full(self.count, self.run.parameters[argument], np.uint64).astype(t)
         if argument in self.run.variables:
             return np.full(self.count, self.run.variables[argument][0], np.uint64).astype(t)
         if argument not in self.registers:  # never set: anything, such as NaN
@@ -274,7 +304,7 @@ class Blocks:
         return found.astype(f"u{np.dtype(t).itemsize}").view(t)
 
     def _width(self, name: str) -> np.dtype:
-        return np.dtype(WIDTH[re.match(r"%([a-z]+)", name)[1]])  # type: ignore[index]
+        return np.dtype(WIDTH[re.match(r"%([a-zA-Z]+)", name)[1]])  # type: ignore[index]
 
     def keep(self, name: str, values: Values, active: Values) -> None:
         """Set a register of the active threads."""
@@ -297,8 +327,12 @@ class Blocks:
         base, offset = address
         place = self.value(base, "u64")[active].astype(np.int64) + offset
         own = self.block[active] * BLOCK
-        if space == "shared":
+        if space in ("shared", "shared_cta"):
             return self.shared, self.shared_owned, place + own
+        if space == "local":
+            flat = self.local.reshape(-1)
+            mine = np.flatnonzero(active) * self.local.shape[1]
+            return flat, np.ones(flat.size, np.bool_), place - LOCAL + mine
         if space == "shared_cluster":
             return self.shared, self.shared_owned, place - SHARED
         if space == "":
@@ -327,6 +361,7 @@ class Run:
     memory: Memory
     threads: int
     parameters: dict[str, int]
+    maps: dict[int, tensor_cores.Tensor] = field(default_factory=dict)
 
 
 def launch(
@@ -343,7 +378,11 @@ def launch(
     entry = Entry((kernel,), how.block)
     function, variables = parse(ptx([entry], gpu), entry.name, how.shared)
     count = blocks or how.blocks(lambda k: words[k])
-    given = [count, *(words[k] for k in kernel.words)]
+    maps = {
+        MAPS + TENSOR_MAP * k: tensor_cores.Tensor(t, words[t.word], *t.numbers(words.__getitem__))
+        for k, t in enumerate(kernel.tensors)
+    }
+    given = [count, *(words[k] for k in kernel.words), *maps]
     for address, size in variables.values():
         memory.owned[address - GLOBAL : address - GLOBAL + size] = True
     run = Run(
@@ -352,6 +391,7 @@ def launch(
         memory,
         how.block,
         dict(zip(function.parameters, given, strict=True)),
+        maps,
     )
     together = count if how.together else how.cluster
     for first in range(0, count, together):
@@ -365,10 +405,12 @@ def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
     name, kind = i.parts[0], i.parts[-1]
     if name in ("ld", "st"):
         _memory(b, i, active)
-    elif name in ("bar", "barrier", "membar", "fence", "griddepcontrol"):
+    elif name in ("bar", "barrier", "membar", "fence", "griddepcontrol", "setmaxnreg"):
         return
     elif name == "atom":
         _counted(b, i, active)
+    elif name in tensor_cores.INSTRUCTIONS:
+        tensor_cores.INSTRUCTIONS[name](b, i, active)
     elif name == "shfl":
         _shuffle(b, i, active)
     elif name == "vote":
@@ -402,7 +444,7 @@ def _computed(b: Blocks, i: Instruction, kind: str) -> Values:
         return np.where(b.value(i.args[3], "pred"), x, y)
     if name == "cvta":
         x = b.value(i.args[1], "u64")
-        if "global" in parts:
+        if "global" in parts or "param" in parts or "local" in parts:
             return x
         own = (SHARED + b.block * BLOCK).astype(np.uint64)
         return x - own if "to" in parts else x + own
@@ -668,7 +710,7 @@ def _counted(b: Blocks, i: Instruction, active: Values) -> None:
 
 def _memory(b: Blocks, i: Instruction, active: Values) -> None:
     kind = i.parts[-1]
-    space = next((p for p in i.parts if p in ("shared", "global", "shared_cluster", "param")), "")
+    space = next((p for p in i.parts if p in SPACES), "")
     reads = i.parts[0] == "ld"
     registers, address = (i.args[0], i.args[1]) if reads else (i.args[1], i.args[0])
     if space == "param":

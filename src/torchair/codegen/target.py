@@ -88,6 +88,27 @@ BY_TORCH = KernelConfig((("by", "torch"),))
 
 
 @dataclass(frozen=True)
+class TensorTile:
+    """Pieces of a tensor that a copy engine brings into shared memory by themselves: a parameter
+    of a kernel beside its words, made from the address in `word`. Sizes and strides count elements;
+    the first dim is contiguous."""
+
+    word: int
+    dtype: Element
+    dims: tuple[Size, ...]
+    strides: tuple[Size, ...]  # of the dims behind the first
+    box: tuple[int, ...]  # elements of a piece along each dim
+
+    def numbers(self, word: Callable[[int], int]) -> tuple[list[int], list[int]]:
+        """Dims and strides, given the numbers in words."""
+        dims, strides = (
+            [n if isinstance(n, int) else word(n.index) for n in part]
+            for part in (self.dims, self.strides)
+        )
+        return dims, strides
+
+
+@dataclass(frozen=True)
 class Kernel:
     """The code of one kernel: function definitions, of which `entry` follows the convention.
 
@@ -99,6 +120,8 @@ class Kernel:
     declarations: frozenset[str]
     words: Mapping[int, str] = field(default_factory=dict, hash=False)
     """The types of those that are parameters, in order, where words are passed one by one."""
+    tensors: tuple[TensorTile, ...] = ()
+    """Parameters behind these words."""
 
     @classmethod
     def of(
@@ -107,11 +130,15 @@ class Kernel:
         body: Callable[[str], str] | str,
         declared: Iterable[str],
         words: Mapping[int, str] | None = None,
+        tensors: Sequence[TensorTile] = (),
     ) -> Kernel:
-        """A kernel from text in which `@ENTRY` stands for the name, which becomes unique."""
+        """A kernel from text in which `@ENTRY` stands for the name, which becomes unique. It hangs
+        on the tensors too: their sizes are not in the text."""
         text = body if isinstance(body, str) else body("ENTRY")
-        entry = f"{label}_{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
-        return cls(entry, text.replace("@ENTRY", f"@{entry}"), frozenset(declared), words or {})
+        known = f"{text}{tuple(tensors)}" if tensors else text
+        entry = f"{label}_{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
+        named = text.replace("@ENTRY", f"@{entry}")
+        return cls(entry, named, frozenset(declared), words or {}, tuple(tensors))
 
 
 @dataclass(frozen=True)
@@ -131,6 +158,7 @@ class Launch:
     even: bool = True  # rather fewer blocks than `most`, if then all have as much to do
     scratch: int = 0  # bytes of scratch memory; what is zero in the first of them stays zero
     together: bool = False  # blocks wait for each other: all must be resident at once
+    tile: tuple[int, ...] = ()  # of each of the `units` so many are one, all 1 where it is empty
 
     @property
     def most_blocks(self) -> int:
@@ -139,7 +167,9 @@ class Launch:
 
     def blocks(self, word: Callable[[int], int]) -> int:
         """The number of blocks, given the numbers in words."""
-        units = math.prod(n if isinstance(n, int) else word(n.index) for n in self.units)
+        sizes = [n if isinstance(n, int) else word(n.index) for n in self.units]
+        tile = self.tile or (1,) * len(sizes)
+        units = math.prod(-(-n // size) for n, size in zip(sizes, tile, strict=True))
         count = max(1, -(-units // self.per_block))
         if not self.even:
             return min(count, self.most or count)
@@ -199,6 +229,8 @@ class Anchor:
     rows: int | None = None  # of a product, or queries of attention; None if that is not known
     along: bool = False  # the second operand of a product is stored row by row along the sum
     quantised: bool = False  # the second operand of a product holds integers that have scales
+    turned: bool = False  # the first operand of a product is stored across the sum
+    sizes: tuple[int | None, ...] = ()  # batch, m, n and k of a product, as far as they are known
 
 
 class Buildable(Protocol):

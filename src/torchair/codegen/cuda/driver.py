@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from torchair.codegen import kernel_cache
-from torchair.codegen.cuda.jit import Entry, Gpu, gpu, module_text, ptx
+from torchair.codegen.cuda.jit import TENSOR_MAP, Entry, Gpu, gpu, module_text, ptx
 from torchair.codegen.llvm import version
+from torchair.codegen.sizes import BYTES, Element
+from torchair.codegen.target import TensorTile
 from torchair.locks import Lock
 
 _REGISTERS, _LOCAL, _DYNAMIC_SHARED = 4, 3, 8  # numbers of function attributes
@@ -208,6 +210,68 @@ class _Config(ctypes.Structure):
     ]
 
 
+# ---- tensors as the copy engine is told of them ----
+
+
+_KINDS: dict[Element, int] = {"f32": 7, "bf16": 9, "f16": 6, "u8": 0}
+_SWIZZLED, _LARGE_LINES = 3, 3  # rows of 128 bytes; L2 is filled by 256 bytes
+_WHOLE = 16  # bytes that addresses and strides are multiples of
+
+
+class TensorMap:
+    """A tensor as the copy engine is told of it, for the address where it was last."""
+
+    def __init__(self, tile: TensorTile, number: Callable[[int], int], index: int) -> None:
+        self._tile, self._index, self._at = tile, index, -1
+        self._dims, strides = tile.numbers(number)
+        size = BYTES[tile.dtype]
+        self._empty = 0 in self._dims  # nothing is ever read then
+        self._strides = [n * size for n in strides]
+        last = zip(self._dims[1:], self._strides, strict=True)
+        self._bytes = self._dims[0] * size + sum((n - 1) * far for n, far in last)
+        self._room = (ctypes.c_ubyte * (TENSOR_MAP + 64))()
+        self.address = -(-ctypes.addressof(self._room) // 64) * 64
+        self._copy: torch.Tensor | None = None
+
+    def move(self, address: int, stream: int) -> None:
+        """The tensor is at this address in the next launch. One that the copy engine cannot read
+        there is copied."""
+        if self._empty or (address == self._at and not address % _WHOLE):
+            return
+        self._at = address
+        if address % _WHOLE:
+            address = self._copied(address, stream)
+        self._encode(address)
+
+    def _copied(self, address: int, stream: int) -> int:
+        if self._copy is None:
+            device = torch.device("cuda", self._index)
+            self._copy = torch.empty(self._bytes, dtype=torch.uint8, device=device)
+        there = self._copy.data_ptr()
+        given = (ctypes.c_uint64(there), ctypes.c_uint64(address), ctypes.c_size_t(self._bytes))
+        code = _driver().cuMemcpyDtoDAsync_v2(*given, ctypes.c_void_p(stream))
+        _check(code, "copy of an operand")
+        return there
+
+    def _encode(self, address: int) -> None:
+        tile, rank = self._tile, len(self._dims)
+        code = _driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(self.address),
+            _KINDS[tile.dtype],
+            rank,
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*self._dims),
+            (ctypes.c_uint64 * max(1, rank - 1))(*self._strides),
+            (ctypes.c_uint32 * rank)(*tile.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0,  # no interleaving
+            _SWIZZLED,
+            _LARGE_LINES,
+            0,  # zeros outside
+        )
+        _check(code, f"tensor of {self._dims} elements with strides of {self._strides} bytes")
+
+
 class KernelLaunch:
     """A launch with its arguments, which can be changed between calls: `words`."""
 
@@ -221,8 +285,10 @@ class KernelLaunch:
         cluster: int = 1,
         early: bool = False,
         together: bool = False,
+        number: Callable[[int], int] = lambda word: 0,
     ) -> None:
-        """`together`: all blocks are to be resident at once, or the launch fails."""
+        """`together`: all blocks are to be resident at once, or the launch fails. `number` tells
+        the sizes in words, for tensors that the copy engine reads."""
         self.name = entry.name
         self._function = library.function(entry)
         if shared:  # with that of the kernel itself it may be more than a block has
@@ -230,7 +296,10 @@ class KernelLaunch:
             _check(_driver().cuFuncSetAttribute(*given), entry.name)
         self.words = (ctypes.c_int64 * len(words))(*words)
         base = ctypes.addressof(self.words)
-        self._arguments = (ctypes.c_void_p * len(words))(*(base + 8 * k for k in range(len(words))))
+        self.maps = self._tensors(library, entry, number)
+        """Tensors behind the words, and the position of the address of each."""
+        places = [base + 8 * k for k in range(len(words))] + [m.address for _, m in self.maps]
+        self._arguments = (ctypes.c_void_p * len(places))(*places)
         attributes = []
         if cluster > 1:
             attributes.append((_CLUSTER, struct.pack("III", cluster, 1, 1)))
@@ -239,8 +308,8 @@ class KernelLaunch:
         if early:
             attributes.append((_EARLY, struct.pack("I", 1)))
         self._attributes = (_Attribute * max(1, len(attributes)))()
-        for made, (number, value) in zip(self._attributes, attributes, strict=False):
-            made.id = number
+        for made, (kind, value) in zip(self._attributes, attributes, strict=False):
+            made.id = kind
             made.value[: len(value)] = value
         self._config = _Config(
             blocks,
@@ -257,7 +326,17 @@ class KernelLaunch:
         self._launch = _driver().cuLaunchKernelEx
         self._given = (ctypes.byref(self._config), self._function, self._arguments, None)
 
+    def _tensors(
+        self, library: GpuLibrary, entry: Entry, number: Callable[[int], int]
+    ) -> list[tuple[int, TensorMap]]:
+        (first, *others) = entry.kernels
+        assert not any(k.tensors for k in others), "kernels with tensors stand alone"
+        positions = {word: 1 + k for k, word in enumerate(first.words)}
+        return [(positions[t.word], TensorMap(t, number, library.index)) for t in first.tensors]
+
     def __call__(self, stream: int) -> None:
+        for position, tensor in self.maps:
+            tensor.move(self.words[position], stream)
         self._config.stream = stream
         code = self._launch(*self._given)
         if code:

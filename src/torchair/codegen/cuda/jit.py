@@ -76,6 +76,8 @@ _TRIPLE = "nvptx64-nvidia-cuda"
 _REGISTER = "llvm.nvvm.read.ptx.sreg"
 SHARED, MOST_SHARED = 48 * 1024, 227 * 1024
 """Bytes of shared memory that a block has, and that it can ask for."""
+TENSOR_MAP = 128
+"""Bytes of what the copy engine is told about a tensor."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,11 @@ class Entry:
         lines.append("  %b0 = zext i32 %id to i64")
         for k, kernel in enumerate(self.kernels):
             names = [f"{kind} %k{k}.w{word}" for word, kind in kernel.words.items()]
-            parameters += [f"i64 %k{k}.blocks", *names]
-            call = ", ".join([f"i64 %b{k}", f"i64 %k{k}.blocks", *names])
+            tensors = [f"%k{k}.t{i}" for i in range(len(kernel.tensors))]
+            copied = [f"ptr byval([{TENSOR_MAP} x i8]) align 64 {t}" for t in tensors]
+            parameters += [f"i64 %k{k}.blocks", *names, *copied]
+            given = [*names, *(f"ptr {t}" for t in tensors)]
+            call = ", ".join([f"i64 %b{k}", f"i64 %k{k}.blocks", *given])
             run = f"  call void @{kernel.entry}({call})"
             if k + 1 == len(self.kernels):
                 lines += [run, "  ret void"]
@@ -127,7 +132,20 @@ class Entry:
     def annotations(self) -> list[str]:
         """What the driver is told about the function, as LLVM's metadata."""
         limits = {"maxntidx": self.block, "minctasm": self.resident}
-        return [f'!{{ptr @{self.name}, !"{key}", i32 {n}}}' for key, n in limits.items() if n]
+        notes = [f'"{key}", i32 {n}' for key, n in limits.items() if n]
+        before, stay = 0, []
+        for kernel in self.kernels:
+            first = before + 2 + len(kernel.words)  # counted from 1, behind the number of blocks
+            stay += [f"i32 {first + i}" for i in range(len(kernel.tensors))]
+            before = first + len(kernel.tensors) - 1
+        if stay:  # the copy engine reads these parameters where they are
+            notes.append(f'"grid_constant", !{{{", ".join(stay)}}}')
+        return [f"!{{ptr @{self.name}, !{note}}}" for note in notes]
+
+    @property
+    def needs_own_chip(self) -> bool:
+        """Whether it has instructions that only the very chip has, and none after it."""
+        return any(kernel.tensors for kernel in self.kernels)
 
 
 def module_text(entries: Sequence[Entry]) -> str:
@@ -149,7 +167,7 @@ def ptx(entries: Sequence[Entry], gpu: Gpu) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = parse(module_text(entries))
-    machine = _machine(llvm, gpu)
+    machine = _machine(llvm, gpu, any(e.needs_own_chip for e in entries))
     module.data_layout = str(machine.target_data)  # versions of LLVM have different ones
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
@@ -157,9 +175,10 @@ def ptx(entries: Sequence[Entry], gpu: Gpu) -> str:
     return str(machine.emit_assembly(module))
 
 
-def _machine(llvm: Any, gpu: Gpu) -> Any:
+def _machine(llvm: Any, gpu: Gpu, own_chip: bool) -> Any:
+    name = f"{gpu.name}a" if own_chip else gpu.name
     return llvm.Target.from_triple(_TRIPLE).create_target_machine(
-        cpu=gpu.name, features=gpu.features, opt=3
+        cpu=name, features=gpu.features, opt=3
     )
 
 

@@ -117,6 +117,7 @@ class Launches(NativePart):
         constants that it loads at once may have been laid out anew there."""
         words: list[int] = []
         where: list[tuple[int, int]] = []  # (word of the argument layout, position)
+        numbers: dict[int, int] = {}
         grid, shared, cluster = 0, 0, 1
         scratch = set(self.layout.scratch)
         for job, room in zip(bundle, self._rooms, strict=False):
@@ -129,8 +130,11 @@ class Launches(NativePart):
                 at = self.layout.blocks[job.steps[part]] + own
                 where.append((at, len(words)))
                 words.append(room if at in scratch else values[at])
+        number = numbers.__getitem__  # of the only kernel, where one has tensors
         together = any(job.launch.together for job in bundle)
-        call = KernelLaunch(self._library, entry, grid, words, shared, cluster, early, together)
+        call = KernelLaunch(
+            self._library, entry, grid, words, shared, cluster, early, together, number
+        )
         self._given += [(word, call.words, position) for word, position in where]
         return call
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchair.codegen import target
+from torchair.codegen.cuda import matmul as tensor_cores
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.attention import forms as forms_of_attention
 from torchair.codegen.cuda.driver import GpuLibrary, available, library
@@ -83,6 +84,8 @@ class CudaTarget:
         if anchor.kind not in ("matmul", "attention") or anchor.dtype not in TYPES:
             return "torch's libraries serve it"
         if anchor.rows is None or not 1 <= anchor.rows <= FEW:
+            if anchor.kind == "matmul":
+                return tensor_cores.declines(anchor, self.library.machine)
             return "torch's libraries serve many rows"
         if anchor.quantised:
             return None if anchor.constant else "its quantised weights may change"
@@ -101,6 +104,8 @@ class CudaTarget:
     def _forms(self, request: Request) -> dict[str, Any]:
         """Forms of a kernel by their texts, the usual first."""
         machine = self.library.machine
+        if isinstance(request, Product) and _is_wide(request):
+            return {str(form): form for form in tensor_cores.forms(request, machine)}
         if isinstance(request, Product | Joint):
             return {str(form): form for form in forms(request, machine)}
         if isinstance(request, Attention):
@@ -124,6 +129,8 @@ class CudaTarget:
                 scratch=request.scratch,
                 batch_invariant=request.batch_invariant,
             )
+        elif isinstance(request, Product) and _is_wide(request):
+            kernel, launch = tensor_cores.matmul(request, machine, label, form, early=True)
         elif isinstance(request, Product | Joint):
             kernel, launch = gemv(request, machine, label, form, early=True)
         elif isinstance(request, Attention):
@@ -258,6 +265,13 @@ def _packs(request: Request) -> Mapping[int, target.Pack]:
         own, partner = packs_of(request.product.matmul), request.partner
         return own if partner is None else {**own, **{w - B + partner.word: own[w] for w in own}}
     return packs_of(request.matmul) if isinstance(request, Product) else {}
+
+
+def _is_wide(request: Product) -> bool:
+    """Whether a product has more rows than a GEMV is for."""
+    matmul = request.matmul
+    few = isinstance(matmul.m, int) and matmul.m <= FEW and matmul.batch == 1
+    return not few and matmul.weight is None
 
 
 def _is_served(order: target.KernelOrder) -> bool:

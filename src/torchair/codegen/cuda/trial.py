@@ -72,6 +72,7 @@ class GpuTrial:
                 launch.shared,
                 launch.cluster,
                 together=launch.together,
+                number=w.__getitem__,
             )
             for w in words
         ]

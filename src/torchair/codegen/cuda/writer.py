@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.sizes import Element, Size, SizeArgument
-from torchair.codegen.target import Kernel
+from torchair.codegen.target import Kernel, TensorTile
 from torchair.codegen.text.writer import BITS, KernelWriter, is_float
 
 _REGISTERS = "llvm.nvvm.read.ptx.sreg"
@@ -25,6 +25,7 @@ class GpuWriter(KernelWriter):
         self._shared: list[str] = []
         self._zeros = ""
         self._placed: dict[int, str] = {}
+        self._tensors: list[TensorTile] = []
 
     # ---- arguments ----
 
@@ -44,6 +45,13 @@ class GpuWriter(KernelWriter):
             return str(size)
         self._words[size.index] = "i64"
         return f"%w{size.index}"
+
+    def tensor(self, tile: TensorTile) -> str:
+        """What the copy engine is told about a tensor: an address, as an i64."""
+        self._words[tile.word] = "ptr"  # which changes between calls as others do
+        if tile not in self._tensors:
+            self._tensors.append(tile)
+        return self.entry(f"ptrtoint ptr %t{self._tensors.index(tile)} to i64")
 
     def readable(self) -> str:
         if not self._zeros:
@@ -125,11 +133,21 @@ class GpuWriter(KernelWriter):
         self._shared.append(f"{name} = internal addrspace(3) global {kind} poison, align 16\n")
         return self.entry(f"addrspacecast ptr addrspace(3) {name} to ptr")
 
-    def asked(self) -> str:
+    def asked(self, align: int = 16) -> str:
         """Memory of the block whose size the launch tells."""
+        return self.entry(f"addrspacecast ptr addrspace(3) {self._asked(align)} to ptr")
+
+    def asked_at(self, align: int) -> str:
+        """The same as a place in shared memory, an i32."""
+        wide = self.entry(f"ptrtoint ptr addrspace(3) {self._asked(align)} to i64")
+        return self.entry(f"trunc i64 {wide} to i32")
+
+    def _asked(self, align: int) -> str:
         name = "@ENTRY_asked"
-        self._shared.append(f"{name} = external addrspace(3) global [0 x i8], align 16\n")
-        return self.entry(f"addrspacecast ptr addrspace(3) {name} to ptr")
+        text = f"{name} = external addrspace(3) global [0 x i8], align {align}\n"
+        if text not in self._shared:
+            self._shared.append(text)
+        return name
 
     def chosen(
         self,
@@ -196,7 +214,9 @@ class GpuWriter(KernelWriter):
     def kernel(self, label: str) -> Kernel:
         """The finished kernel."""
         words = dict(sorted(self._words.items()))
-        given = ", ".join(["i64 %block", "i64 %blocks", *(f"{t} %w{k}" for k, t in words.items())])
-        own = self.text(f"internal void @ENTRY({given})", "alwaysinline")
-        text = "".join([self._zeros, *self._shared, *self._helpers.values(), own])
-        return Kernel.of(label, text, self.declared.values(), words)
+        own = [f"{t} %w{k}" for k, t in words.items()]
+        tensors = [f"ptr %t{k}" for k in range(len(self._tensors))]
+        given = ", ".join(["i64 %block", "i64 %blocks", *own, *tensors])
+        code = self.text(f"internal void @ENTRY({given})", "alwaysinline")
+        text = "".join([self._zeros, *self._shared, *self._helpers.values(), code])
+        return Kernel.of(label, text, self.declared.values(), words, self._tensors)

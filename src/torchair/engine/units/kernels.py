@@ -67,6 +67,8 @@ def anchors(
             rows=_rows(node),
             along=transposed(node, 2),
             quantised=quantised,
+            turned=transposed(node, 1),
+            sizes=_sizes(node),
         )
 
     kinds: dict[AnchorKind, NodeCheck] = {
@@ -85,6 +87,21 @@ def _rows(node: Node) -> int | None:
     dims = [first[-1], *first[:-2]] if transposed(node, 1) else list(first[:-1])
     known = [d for d in dims if isinstance(d, int)]
     return math.prod(known) if len(known) == len(dims) and len(second) == 2 else None
+
+
+def _sizes(node: Node) -> tuple[int | None, ...]:
+    """Batch, rows, columns and sum of a product, None where they are not known. With one matrix all
+    rows are those of one product."""
+    first, second = (list(value.shape or ()) for value in factors(node))
+    if transposed(node, 1):
+        first[-2:] = first[:-3:-1]
+    if transposed(node, 2):
+        second[-2:] = second[:-3:-1]
+    outer, rows = _broadcast(first[:-2], second[:-2]), [first[-2]]
+    if len(second) == 2:
+        outer, rows = [], first[:-1]
+    dims = (outer, rows, second[-1:], first[-1:])
+    return tuple(math.prod(d) if all(isinstance(n, int) for n in d) else None for d in dims)
 
 
 def _type_of(node: Node, port: str) -> Element | None:

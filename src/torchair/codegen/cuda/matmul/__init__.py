@@ -1,0 +1,68 @@
+"""Products of many rows on the tensor cores of compute capability 9.0, with their epilogue in
+registers."""
+
+from __future__ import annotations
+
+from torchair.codegen.cuda.hopper import DTYPES
+from torchair.codegen.cuda.jit import Gpu
+from torchair.codegen.cuda.matmul.forms import FORMS, LARGE, MatmulForm, default_form, wins
+from torchair.codegen.cuda.matmul.loop import TensorMatmul
+from torchair.codegen.cuda.matmul.operands import factors
+from torchair.codegen.requests import Product
+from torchair.codegen.target import Anchor, Declined, Kernel, Launch
+
+
+def matmul(
+    request: Product,
+    gpu: Gpu,
+    label: str = "matmul",
+    form: MatmulForm | None = None,
+    early: bool = False,
+) -> tuple[Kernel, Launch]:
+    """The kernel of a product with its epilogue, and how to launch it. Raises Declined for products
+    that are not served."""
+    why = refusal(request, gpu)
+    if why:
+        raise Declined(why)
+    writer = TensorMatmul(request, gpu, form or forms(request, gpu)[0], early)
+    writer.write()
+    return writer.w.kernel(label), writer.launch()
+
+
+def refusal(request: Product, gpu: Gpu) -> str | None:
+    """Why a product is not served."""
+    matmul = request.matmul
+    if gpu.capability != (9, 0):
+        return "tensor cores of another kind"
+    if matmul.dtype not in DTYPES or matmul.weight is not None:
+        return f"products of {matmul.dtype}"
+    if 0 in (matmul.batch, matmul.m, matmul.n, matmul.k):
+        return "products of nothing"
+    return next((why for f in factors(matmul, (64, 64)) if (why := f.refusal())), None)
+
+
+def forms(request: Product, gpu: Gpu) -> list[MatmulForm]:
+    """Forms that are worth measuring, the default first; none of a product that is not served."""
+    if refusal(request, gpu):
+        return []
+    matmul = request.matmul
+    batch, m, n = matmul.batch, matmul.m, matmul.n
+    first = LARGE
+    if isinstance(batch, int) and isinstance(m, int) and isinstance(n, int):
+        first = default_form(batch, m, n)
+    return list(dict.fromkeys((first, *FORMS)))
+
+
+def declines(anchor: Anchor, gpu: Gpu) -> str | None:
+    """Why a product of many rows is left to the library, whatever its strides are."""
+    batch, m, n, k = anchor.sizes or (None,) * 4
+    if gpu.capability != (9, 0) or anchor.dtype not in DTYPES or anchor.quantised:
+        return "torch's libraries serve many rows"
+    if batch is None or m is None or n is None or k is None:
+        return "torch's libraries serve many rows, and their number is not known"
+    lines = (m if anchor.turned else k, k if anchor.along else n)
+    if any(line % 8 for line in lines):
+        return "its rows are no multiples of 16 bytes"
+    if not all((batch, m, n, k)) or not wins(batch, m, n, k, gpu.multiprocessors):
+        return "torch's libraries are faster"
+    return None

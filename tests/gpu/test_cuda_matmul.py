@@ -1,0 +1,157 @@
+"""Products of many rows on the tensor cores: their text, values on the machine of numpy and on a
+GPU, and when they are chosen."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from test_cuda_kernels import on_gpu, on_numpy
+
+from compiling import compiled
+from cuda_tools import HOPPER, OLDER, entry_of
+from matmul_cases import LARGE_MATMULS, ONE, SMALL_MATMULS, SPLIT, TURNS, TWO, MatmulCase
+from ptx_machine import Order
+from torchair.codegen.cuda.driver import library
+from torchair.codegen.cuda.jit import Entry, describe, foreign, ptx
+from torchair.codegen.cuda.matmul import declines, forms, matmul
+from torchair.codegen.cuda.matmul.forms import FORMS
+from torchair.codegen.cuda.target import CudaTarget
+from torchair.codegen.requests import Product
+from torchair.codegen.target import Anchor, Declined
+
+# ---- text ----
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_llvm_takes_all_forms(form: Any) -> None:
+    kernel, launch = MatmulCase(1024, 1024, 1024, form, "gelu").generate(HOPPER)
+    assert not foreign([kernel]) and form.is_sound()
+    text = ptx([entry_of(kernel, launch)], HOPPER)
+    assert ".target sm_90a" in text and f".maxntid {form.threads}" in text
+    assert text.count("wgmma.mma_async") == 4 * form.blocks
+    assert text.count("st.global.v4.b32") == form.sums // 8
+
+
+def test_the_copy_engine_reads_parameters() -> None:
+    kernel, launch = MatmulCase(128, 128, 128, TWO).generate(HOPPER)
+    text = ptx([entry_of(kernel, launch)], HOPPER)
+    assert text.count(".param .align 64 .b8") == 2
+    assert "cvta.param" in text
+
+
+def test_other_kernels_are_for_any_chip_after_theirs() -> None:
+    kernel, launch = MatmulCase(128, 128, 128, TWO).generate(HOPPER)
+    plain = dataclasses.replace(kernel, tensors=())
+    assert entry_of(kernel, launch).needs_own_chip
+    assert not Entry((plain,), launch.block).needs_own_chip
+
+
+def test_kernels_differ_by_what_the_copy_engine_is_told() -> None:
+    made = [MatmulCase(64, 64, 64, ONE, padded=p).generate(HOPPER)[0] for p in (0, 8)]
+    assert made[0].entry != made[1].entry
+
+
+# ---- what is served ----
+
+
+def asked(case: MatmulCase, **changes: Any) -> Product:
+    request = case.product()
+    return Product(dataclasses.replace(request.matmul, **changes), request.epilogue)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"a": (0, 60, 1)}, {"b": (0, 1, 60)}, {"a": (0, 128, 2)}, {"dtype": "f32"}, {"k": 0}],
+    ids=str,
+)
+def test_what_the_copy_engine_cannot_read_is_declined(changes: dict[str, Any]) -> None:
+    with pytest.raises(Declined):
+        matmul(asked(MatmulCase(128, 128, 64, TWO), **changes), HOPPER)
+    assert not forms(asked(MatmulCase(128, 128, 64, TWO), **changes), HOPPER)
+
+
+def product(*sizes: int | None, **changes: Any) -> Anchor:
+    rows = sizes[1] if sizes[0] == 1 else None
+    return Anchor("matmul", "bf16", rows=rows, along=True, sizes=sizes, **changes)
+
+
+@pytest.mark.parametrize("chip", [(7, 0), (8, 0), (10, 0), (12, 0)])
+def test_other_chips_leave_products_of_many_rows_to_the_library(chip: tuple[int, int]) -> None:
+    large = product(1, 4096, 4096, 4096)
+    assert CudaTarget(0, HOPPER).declines(large) is None
+    assert CudaTarget(0, describe(chip, 132)).declines(large)
+    assert CudaTarget(0, OLDER).declines(large)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, None, 4096, 4096), (1, 4096, 4096, 0), (1, 4096, 4096, 4100), (None, 1, 1, 1),
+        (1, 128, 128, 128),
+    ],
+)  # fmt: skip
+def test_products_that_the_library_is_better_at_are_its(sizes: tuple[int | None, ...]) -> None:
+    assert CudaTarget(0, HOPPER).declines(product(*sizes))
+    assert declines(product(*sizes), HOPPER)
+
+
+def test_a_tuner_may_choose_among_forms() -> None:
+    request = MatmulCase(4096, 4096, 4096, TWO).product()
+    found = CudaTarget(0, HOPPER).choices(request)
+    assert len(found["form"]) == len(FORMS)
+    made = CudaTarget(0, HOPPER).generate(request, "product")
+    assert made.launch is not None and made.launch.most_blocks == HOPPER.multiprocessors
+
+
+# ---- values ----
+
+
+@pytest.mark.parametrize("case", SMALL_MATMULS, ids=str)
+def test_products_on_numpy(case: MatmulCase) -> None:
+    work = case.work(HOPPER)
+    on_numpy(work, blocks=2 * work.launch.cluster)
+
+
+@pytest.mark.parametrize("order", ["up", "down"])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_warps_wait_for_each_other(order: Order, blocks: int) -> None:
+    on_numpy(MatmulCase(130, 136, 200, TWO, "gelu").work(HOPPER), blocks, order)
+    on_numpy(MatmulCase(200, 72, 200, TURNS, "gelu").work(HOPPER), blocks, order)
+    on_numpy(MatmulCase(70, 136, 200, SPLIT, "gelu").work(HOPPER), 2 * blocks, order)
+
+
+@pytest.mark.cuda
+def test_values_on_a_gpu() -> None:
+    machine = library(0).machine
+    if machine.capability != (9, 0):
+        pytest.skip("kernels for compute capability 9.0")
+    cases = [*SMALL_MATMULS, *LARGE_MATMULS]
+    works = [case.work(machine) for case in cases]
+    entries = [entry_of(work.kernel, work.launch) for work in works]
+    assert not library(0).add(entries)
+    wrong = []
+    for case, work in zip(cases, works, strict=True):
+        try:
+            on_gpu(work)
+        except AssertionError as e:
+            wrong.append(f"{case}: {str(e).strip().splitlines()[:6]}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.cuda
+def test_a_compiled_layer_is_one_launch() -> None:
+    if library(0).machine.capability != (9, 0):
+        pytest.skip("kernels for compute capability 9.0")
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(2048, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 2048)]
+    model = torch.nn.Sequential(*layers).cuda().bfloat16()
+    exact = copy.deepcopy(model).double()
+    fast = compiled(model, dynamic=False)
+    x = torch.randn(2049, 2048, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        for part in (x[:2048], x[1:], x[:2048].clone()):  # other addresses in each call
+            torch.testing.assert_close(fast(part).double(), exact(part.double()), rtol=0, atol=0.02)
