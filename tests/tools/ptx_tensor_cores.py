@@ -52,6 +52,7 @@ class Barriers:
     """Those of some blocks, by where they are."""
 
     made: dict[int, Barrier] = field(default_factory=dict)
+    numbered: dict[tuple[int, int], int] = field(default_factory=dict)  # threads that only arrived
 
     def at(self, place: int) -> Barrier:
         assert place in self.made, f"there is no barrier at {place}"
@@ -94,6 +95,31 @@ def _barrier(b: Any, i: Any, active: Values) -> None:
         barrier.advance()
 
 
+def _meetings(b: Any, i: Any, active: Values) -> dict[tuple[int, int], Values]:
+    """The threads at each barrier with a number, by block and number."""
+    numbers = b.value(i.args[0], "u32")
+    keys = {(int(b.block[t]), int(numbers[t])) for t in np.flatnonzero(active)}
+    return {key: active & (b.block == key[0]) & (numbers == key[1]) for key in keys}
+
+
+def complete(b: Any, i: Any, here: Values) -> Values:
+    """Threads at a barrier with a number that as many as are wanted have reached."""
+    found = np.zeros(b.count, np.bool_)
+    for key, threads in _meetings(b, i, here).items():
+        if threads.sum() + b.barriers.numbered.get(key, 0) >= i.args[1]:
+            found |= threads
+    return found
+
+
+def meet(b: Any, i: Any, active: Values) -> None:
+    """bar.sync|arrive number, threads"""
+    for key, threads in _meetings(b, i, active).items():
+        count = int(threads.sum())
+        more = count if "arrive" in i.parts else count - i.args[1]
+        b.barriers.numbered[key] = b.barriers.numbered.get(key, 0) + more
+        assert 0 <= b.barriers.numbered[key] <= i.args[1], "more threads than a barrier is for"
+
+
 # ---- the copy engine ----
 
 
@@ -114,9 +140,7 @@ def _copy(b: Any, i: Any, active: Values) -> None:
     for thread in np.flatnonzero(active):
         tensor = b.run.maps[int(b.value(name, "u64")[thread])]
         first = [int(b.value(p, "s32")[thread]) for p in position]
-        target, barrier = (
-            int(b.value(i.args[k][0], "u64")[thread]) + i.args[k][1] for k in (0, 2)
-        )
+        target, barrier = (int(b.value(i.args[k][0], "u64")[thread]) + i.args[k][1] for k in (0, 2))
         own = int(b.block[thread]) * b.shared.size // (b.block.max() + 1)
         _brought(b, tensor, first, target + own)
         waiting = b.barriers.at(barrier + own)
@@ -194,7 +218,9 @@ def _matrix(
         place = start + r // 8 * far + r % 8 * _ROW + k * 2
     place = swizzled(place) + int(b.block[thread]) * b.shared.size // (b.block.max() + 1)
     assert b.shared_owned[place].all(), "a factor in memory that is nobody's"
-    return _wide(b.shared[place].astype(np.uint16) | (b.shared[place + 1].astype(np.uint16) << 8), dtype)
+    return _wide(
+        b.shared[place].astype(np.uint16) | (b.shared[place + 1].astype(np.uint16) << 8), dtype
+    )
 
 
 def _own_rows(words: list[Values], dtype: str) -> np.ndarray:

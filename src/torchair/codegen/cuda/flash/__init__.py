@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from torchair.codegen.cuda.flash.forms import FlashForm, declines, default_form, forms, wins
+from torchair.codegen.cuda.flash.forms import (
+    WIDEST,
+    FlashForm,
+    declines,
+    default_form,
+    forms,
+    wins,
+)
 from torchair.codegen.cuda.flash.kernel import FlashAttention
 from torchair.codegen.cuda.hopper import DTYPES
 from torchair.codegen.cuda.jit import Gpu
@@ -10,8 +17,6 @@ from torchair.codegen.requests import Attention
 from torchair.codegen.target import Declined, Kernel, Launch
 
 __all__ = ["FlashForm", "declines", "flash", "forms", "refusal", "wins"]
-WIDEST = 256
-"""Features of the widest head."""
 
 
 def flash(

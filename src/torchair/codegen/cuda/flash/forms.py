@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchair.codegen.cuda.hopper import DTYPES
+from torchair.codegen.cuda.hopper import DTYPES, LINE
 from torchair.codegen.cuda.jit import Gpu
 from torchair.codegen.requests import Attention
 from torchair.codegen.target import Anchor
 
+WIDEST = 256
+"""Features of the widest head."""
 ROWS = 64
 """Queries of a computing warpgroup, which is what one instruction multiplies."""
 
@@ -37,23 +39,31 @@ class FlashForm:
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that loads, and of one that computes. All start with an equal share
         of those of a multiprocessor."""
-        return {1: (56, 240), 2: (24, 240), 3: (32, 160)}[self.warpgroups]
+        return {1: (24, 232), 2: (24, 240), 3: (32, 160)}[self.warpgroups]
+
+    @property
+    def resident(self) -> int:
+        """Blocks of a multiprocessor."""
+        return 2 if self.warpgroups == 1 else 1
 
 
 def default_form(request: Attention) -> FlashForm:
     """The form that was fastest where it was measured."""
-    wide = max(request.width, request.value_width)
-    if request.mask is not None:
+    wide, length = max(request.width, request.value_width), request.length
+    if request.mask is not None or wide > 128:
         return FlashForm(2, 64)
-    if wide <= 64:
+    short = not isinstance(length, int) or length <= (1024 if wide <= LINE else 2048)
+    if wide <= LINE and not short and (not request.causal or length > 2048):
         return FlashForm(3, 128)
-    return FlashForm(2, 128 if wide <= 128 else 64)
+    return FlashForm(2, 128, alternate=short and not request.causal)
 
 
 def forms(request: Attention) -> list[FlashForm]:
     """Forms that are worth measuring, the default first."""
     first = default_form(request)
-    others = [FlashForm(2, first.keys), FlashForm(2, first.keys, persistent=False)]
+    others = [FlashForm(2, first.keys), FlashForm(2, first.keys, alternate=True)]
+    if max(request.width, request.value_width) <= LINE:
+        others += [FlashForm(3, first.keys), FlashForm(1, first.keys)]
     return list(dict.fromkeys([first, *others]))
 
 
@@ -61,6 +71,8 @@ def declines(anchor: Anchor, gpu: Gpu) -> str | None:
     """Why attention of many queries is left to torch, whatever its strides are."""
     if gpu.capability != (9, 0) or anchor.dtype not in DTYPES or anchor.rows is None:
         return "torch's libraries serve many rows"
+    if anchor.width is None or anchor.width > WIDEST or anchor.width % 8:
+        return "its heads are too wide, or their rows no multiples of 16 bytes"
     return None
 
 

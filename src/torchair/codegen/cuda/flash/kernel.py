@@ -50,9 +50,9 @@ class FlashAttention:
             1,
             (self.request.batch, self.request.heads, self.tiles.parts),
             self.tiles.shared,
-            self.gpu.multiprocessors if self.form.persistent else 0,
+            self.form.resident * self.gpu.multiprocessors if self.form.persistent else 0,
             early=self.early,
-            resident=1,
+            resident=self.form.resident,
             even=not self.request.causal,
         )
 
@@ -98,11 +98,13 @@ class FlashAttention:
     def _attend(self, turn: str) -> RowState:
         """All keys of a tile of queries."""
         w, place, request = self.w, self.place, self.request
-        scores = hopper.end(w, self._begin_scores(self.tiles.arrived(KEYS, place.seen)), 0)
+        scores = self._begin_scores(self.tiles.arrived(KEYS, place.seen))
+        mask = self.scores.mask(place, place.last(w))
+        scores = hopper.end(w, scores, 0)
         self._release(KEYS, place.seen)
+        scores = self.scores.masked(scores, mask, place, place.last(w))
         state = RowState.empty(request.value_width)
-        at = place.last(w)
-        state, weights, _ = self.scores.softmax(state, scores, place, at, masked=True)
+        state, weights, _ = self.scores.softmax(state, scores)
         state.weights = self._packed(weights)
         start, masked = "1", request.mask is not None
         if not masked and self._cut_tiles() > 1:
@@ -143,10 +145,12 @@ class FlashAttention:
             scores = self._begin_scores(keys)
             outputs = self._begin_outputs(values, now)
             self._pass_turn(self.lanes.own)
+            at = w.sub(place.last(w), step.index)
+            mask = self.scores.mask(place, at)
             scores = hopper.end(w, scores, 1)
             self._release(KEYS, count)
-            at = w.sub(place.last(w), step.index)
-            now, weights, fades = self.scores.softmax(now, scores, place, at, masked)
+            scores = self.scores.masked(scores, mask, place, at) if masked else scores
+            now, weights, fades = self.scores.softmax(now, scores)
             outputs = hopper.end(w, outputs, 0)
             self._release(VALUES, before)
             now.outputs = [w(f"fmul float {x}, {fades[row_of(k)]}") for k, x in enumerate(outputs)]

@@ -15,7 +15,7 @@ from torchair.codegen.cuda.hopper import WARPGROUP, number
 from torchair.codegen.cuda.packs import ZERO, unpacked
 from torchair.codegen.cuda.softmax import LOWEST
 from torchair.codegen.requests import Attention
-from torchair.codegen.sizes import Element, Size
+from torchair.codegen.sizes import BYTES, Element, Size
 from torchair.codegen.text.maths_wide import LOG2_E
 from torchair.codegen.text.memory import memory_element
 from torchair.codegen.text.operators import function
@@ -95,12 +95,9 @@ class Scores:
         self.w, self.request, self.tiles, self.lanes = w, request, tiles, lanes
         self.keys = tiles.form.keys
 
-    def softmax(
-        self, state: RowState, scores: list[str], place: Place, at: str, masked: bool
-    ) -> tuple[RowState, list[str], list[str]]:
-        """Maxima and sums with the scores of the tile of keys `at`, their weights, and what the
-        outputs so far are to be multiplied with."""
-        scores = self._masked(scores, place, at) if masked else scores
+    def softmax(self, state: RowState, scores: list[str]) -> tuple[RowState, list[str], list[str]]:
+        """Maxima and sums with the scores of a tile of keys, their weights, and what the outputs so
+        far are to be multiplied with."""
         now = RowState([], [], state.outputs, state.weights)
         weights, fades = [""] * len(scores), []
         for h in (0, 1):
@@ -164,10 +161,11 @@ class Scores:
 
     # ---- masks ----
 
-    def _masked(self, scores: list[str], place: Place, at: str) -> list[str]:
-        """Scores with the mask added, or minus infinity where a key is not seen."""
+    def masked(self, scores: list[str], mask: list[str], place: Place, at: str) -> list[str]:
+        """Scores of the tile of keys `at` with the mask added, or minus infinity where a key is not
+        seen."""
         w, request = self.w, self.request
-        found = list(scores) if request.mask is None else self._by_mask(scores, place, at)
+        found = self._by_mask(scores, mask) if mask else list(scores)
         whole = isinstance(request.span, int) and request.span % self.keys == 0
         if whole and not request.causal:
             return found
@@ -188,24 +186,57 @@ class Scores:
         first = tiles.short(w.mul(at, str(self.keys)))
         return number(w, "sub", end, number(w, "add", first, self.lanes.column))
 
-    def _by_mask(self, scores: list[str], place: Place, at: str) -> list[str]:
-        """Scores with numbers added, then in natural units, or minus infinity where the mask says
-        so. Beyond the last key there is the mask of that one."""
+    def mask(self, place: Place, at: str) -> list[str]:
+        """The elements of the mask for the tile of keys `at`, as they are stored; nothing where
+        there is none. Beyond the last key there is something of that row."""
         w, request, span = self.w, self.request, self.tiles.span
-        assert request.mask is not None
+        if request.mask is None:
+            return []
         kind, stride = memory_element(request.mask), w.size(request.mask_strides[3])
         column = w.add(w.mul(at, str(self.keys)), self.lanes.wide(self.lanes.column))
         starts = [self._mask_row(place, h) for h in (0, 1)]
+
+        def alone() -> list[str]:
+            found = []
+            for z in range(self.keys // 2):
+                far = w.least(w.add(column, str(8 * (z // 4) + z % 2)), w.sub(span, "1"))
+                there = w.offset(starts[row_of(z)], kind, w.mul(far, stride))
+                found.append(w(f"load {kind}, ptr {there}"))
+            return found
+
+        def pairs() -> list[str]:
+            found, two, size = [], f"<2 x {kind}>", 2 * BYTES[request.mask or "f32"]
+            for z in range(0, self.keys // 2, 2):
+                far = w.least(w.add(column, str(8 * (z // 4))), w.sub(span, "2"))
+                there = w.offset(starts[row_of(z)], kind, far)
+                got = w(f"load {two}, ptr {there}, align {size}")
+                found += [w(f"extractelement {two} {got}, i64 {k}") for k in (0, 1)]
+            return found
+
+        if not self._has_pairs():
+            return alone()
+        begin = w(f"ptrtoint ptr {w.pointer(MASK)} to i64")
+        rest = w(f"and i64 {begin}, {2 * BYTES[request.mask] - 1}")
+        return w.either(w(f"icmp eq i64 {rest}, 0"), kind, pairs, alone)
+
+    def _has_pairs(self) -> bool:
+        """Whether two columns of a thread are neighbours in the mask, and rows have an even number
+        of them."""
+        *rows, along = self.request.mask_strides
+        whole = [n for n in (*rows, self.request.span) if isinstance(n, int) and n % 2 == 0]
+        return along == 1 and len(whole) == 4
+
+    def _by_mask(self, scores: list[str], mask: list[str]) -> list[str]:
+        """Scores with numbers added, then in natural units, or minus infinity where the mask says
+        so."""
+        w, request = self.w, self.request
         found = []
-        for z, x in enumerate(scores):
-            far = w.least(w.add(column, str(8 * (z // 4) + z % 2)), w.sub(span, "1"))
-            there = w.offset(starts[row_of(z)], kind, w.mul(far, stride))
-            raw = w(f"load {kind}, ptr {there}")
+        for x, raw in zip(scores, mask, strict=True):
             if request.mask == "bool":
                 seen = w(f"icmp ne i8 {raw}, 0")
                 found.append(w(f"select i1 {seen}, float {x}, float {LOWEST}"))
                 continue
-            if request.mask != "f32":
+            if request.mask is not None and request.mask != "f32":
                 raw = unpacked(w, request.mask, w(f"zext i16 {raw} to i32"))[0]
             found.append(self._fma(x, f32(request.scale), raw))
         return found

@@ -66,7 +66,7 @@ class Tiles:
         self._values = self._keys + form.stages * self.bytes[KEYS]
         self._barriers = self._values + form.stages * self.bytes[VALUES]
         self.shared = self._barriers + 16 * (1 + 2 * form.stages)
-        if self.shared + _SPARE > MOST_SHARED:
+        if form.resident * (self.shared + _SPARE) > MOST_SHARED:
             raise Declined(f"{self.shared} bytes of shared memory")
 
     # ---- shared memory ----
