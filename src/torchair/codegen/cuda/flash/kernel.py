@@ -196,8 +196,8 @@ class FlashAttention:
 
     def _turn(self, how: str, warpgroup: str) -> None:
         barrier = number(self.w, "add", warpgroup, 1)
-        given = (("i32", barrier), ("i32", str(2 * hopper.WARPGROUP)))
-        self.w.assembly(f"{how} $0, $1;", "void", "r,r,~{memory}", *given)
+        text = f"{how} $0, {2 * hopper.WARPGROUP};"
+        self.w.assembly(text, "void", "r,~{memory}", ("i32", barrier))
 
     def _moved(self, descriptor: str, bytes_: int) -> str:
         return self.w.add(descriptor, str(bytes_ >> 4))
