@@ -16,7 +16,7 @@ from torchair.codegen.cuda.jit import Gpu
 from torchair.codegen.requests import Attention
 from torchair.codegen.target import Declined, Kernel, Launch
 
-__all__ = ["FlashForm", "declines", "flash", "forms", "refusal", "wins"]
+__all__ = ["FlashForm", "declines", "default_form", "flash", "forms", "refusal", "wins"]
 
 
 def flash(
