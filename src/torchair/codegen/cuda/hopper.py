@@ -164,7 +164,8 @@ def begin(
     there are some: what it gives must not be touched before it went through `end`. `a` has for each
     step a descriptor, or the four registers of a thread; `turned` is a B whose rows run across the
     sum."""
-    count, given = columns // 2, []
+    count = columns // 2
+    given: list[tuple[str, str]] = []
     name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{STEP}.f32.{_KINDS[dtype]}.{_KINDS[dtype]}"
     own = ", ".join(f"${i}" for i in range(count))
     lines = ["wgmma.fence.sync.aligned;"]

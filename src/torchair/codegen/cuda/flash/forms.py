@@ -49,10 +49,11 @@ class FlashForm:
 
 def default_form(request: Attention) -> FlashForm:
     """The form that was fastest where it was measured."""
-    wide, length = max(request.width, request.value_width), request.length
+    wide = max(request.width, request.value_width)
+    length = request.length if isinstance(request.length, int) else 0
     if request.mask is not None or wide > 128:
         return FlashForm(2, 64)
-    short = not isinstance(length, int) or length <= (1024 if wide <= LINE else 2048)
+    short = length <= (1024 if wide <= LINE else 2048)
     if wide <= LINE and not short and (not request.causal or length > 2048):
         return FlashForm(3, 128)
     return FlashForm(2, 128, alternate=short and not request.causal)
