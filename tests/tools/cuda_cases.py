@@ -456,11 +456,12 @@ class AttentionCase:
             (self.batch, self.length, self.heads, values),
         ]
 
-    def generate(self, gpu: Gpu) -> tuple[Kernel, Launch]:
-        """The kernel and its launch. Outputs of all heads lie side by side."""
+    @property
+    def request(self) -> Attention:
+        """What is asked for. Outputs of all heads lie side by side."""
         q, k, v, mask, out = (_strides(s) for s in self.shapes)
         mask = mask if self.per_row else (mask[0], 0, 0, mask[3])
-        request = Attention(
+        return Attention(
             self.dtype,
             self.batch,
             self.heads,
@@ -479,7 +480,10 @@ class AttentionCase:
             mask if self.mask else (0, 0, 0, 0),
             (self.heads * self.length, self.length, 1) if self.lse else None,
         )
-        return attention(request, gpu, form=self.form, early=self.early)
+
+    def generate(self, gpu: Gpu) -> tuple[Kernel, Launch]:
+        """The kernel and its launch."""
+        return attention(self.request, gpu, form=self.form, early=self.early)
 
     def work(self, gpu: Gpu) -> Work:
         """The kernel and its data."""

@@ -67,6 +67,8 @@ class Instruction:
         if self.parts[0] in ("bar", "barrier"):
             if "arrive" in self.parts:
                 return None
+            if len(self.args) == 2:  # that so many threads are at a barrier of this number
+                return "number"
             return "cluster" if "cluster" in self.parts else "block"
         return None
 
@@ -246,6 +248,8 @@ class Blocks:
             return here
         if who == "phase":
             return here & tensor_cores.passed(self, instruction, here)
+        if who == "number":
+            return here & tensor_cores.complete(self, instruction, here)
         others = ~here if who in ("warp", "warpgroup") else ~here & ~self.done
         return here & ~np.isin(self.groups[who], np.unique(self.groups[who][others]))
 
@@ -405,6 +409,8 @@ def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
     name, kind = i.parts[0], i.parts[-1]
     if name in ("ld", "st"):
         _memory(b, i, active)
+    elif name == "bar" and len(i.args) == 2:
+        tensor_cores.meet(b, i, active)
     elif name in ("bar", "barrier", "membar", "fence", "griddepcontrol", "setmaxnreg"):
         return
     elif name == "atom":

@@ -52,6 +52,7 @@ class Barriers:
     """Those of some blocks, by where they are."""
 
     made: dict[int, Barrier] = field(default_factory=dict)
+    numbered: dict[tuple[int, int], int] = field(default_factory=dict)  # threads that only arrived
 
     def at(self, place: int) -> Barrier:
         assert place in self.made, f"there is no barrier at {place}"
@@ -93,6 +94,31 @@ def _barrier(b: Any, i: Any, active: Values) -> None:
             barrier.bytes += int(n)
         barrier.pending -= 1
         barrier.advance()
+
+
+def _meetings(b: Any, i: Any, active: Values) -> dict[tuple[int, int], Values]:
+    """The threads at each barrier with a number, by block and number."""
+    numbers = b.value(i.args[0], "u32")
+    keys = {(int(b.block[t]), int(numbers[t])) for t in np.flatnonzero(active)}
+    return {key: active & (b.block == key[0]) & (numbers == key[1]) for key in keys}
+
+
+def complete(b: Any, i: Any, here: Values) -> Values:
+    """Threads at a barrier with a number that as many as are wanted have reached."""
+    found = np.zeros(b.count, np.bool_)
+    for key, threads in _meetings(b, i, here).items():
+        if threads.sum() + b.barriers.numbered.get(key, 0) >= i.args[1]:
+            found |= threads
+    return found
+
+
+def meet(b: Any, i: Any, active: Values) -> None:
+    """bar.sync|arrive number, threads"""
+    for key, threads in _meetings(b, i, active).items():
+        count = int(threads.sum())
+        more = count if "arrive" in i.parts else count - i.args[1]
+        b.barriers.numbered[key] = b.barriers.numbered.get(key, 0) + more
+        assert 0 <= b.barriers.numbered[key] <= i.args[1], "more threads than a barrier is for"
 
 
 # ---- the copy engine ----
@@ -148,12 +174,14 @@ def _brought(b: Any, tensor: Tensor, first: list[int], target: int) -> None:
 
 
 def _multiply(b: Any, i: Any, active: Values) -> None:
-    """wgmma.mma_async.sync.aligned.m64nNk16.f32.t.t sums, a, b, add, 1, 1, turned a, turned b"""
+    """wgmma.mma_async.sync.aligned.m64nNk16.f32.t.t sums, a, b, add, 1, 1, turned a, turned b;
+    A in registers is not turned."""
     if i.parts[1] != "mma_async":
         return
     columns, dtype = int(re.findall(r"n(\d+)k16", i.parts[4])[0]), i.parts[-1]
-    sums, a, other, adds, *signs, turned_a, turned_b = i.args
-    assert signs == [1, 1] and active.reshape(-1, WARPGROUP).all(1).any(), i.parts
+    sums, a, other, adds, first_sign, second_sign, *turned_a, turned_b = i.args
+    assert (first_sign, second_sign) == (1, 1), i.parts
+    assert active.reshape(-1, WARPGROUP).all(1).any() and len(sums) == columns // 2, i.parts
     add = np.full(b.count, adds) if isinstance(adds, int) else b.value(adds, "pred")
     t = np.arange(WARPGROUP)
     row, column = t // 32 * 16 + t % 32 // 4, 2 * (t % 4)
@@ -164,7 +192,10 @@ def _multiply(b: Any, i: Any, active: Values) -> None:
         if first % WARPGROUP:
             continue
         mine = slice(first, first + WARPGROUP)
-        x = _matrix(b, first, b.value(a, "u64")[first], 64, turned_a, dtype)
+        if isinstance(a, list):
+            x = _own_rows([b.value(name, "b32")[mine] for name in a], dtype)
+        else:
+            x = _matrix(b, first, b.value(a, "u64")[first], 64, turned_a[0], dtype)
         y = _matrix(b, first, b.value(other, "u64")[first], columns, turned_b, dtype)
         product = (x @ y.T).astype(np.float32)
         for k, place in enumerate(places):
@@ -188,7 +219,24 @@ def _matrix(
         place = start + r // 8 * far + r % 8 * _ROW + k * 2
     place = swizzled(place) + int(b.block[thread]) * b.shared.size // (b.block.max() + 1)
     assert b.shared_owned[place].all(), "a factor in memory that is nobody's"
-    short = b.shared[place].astype(np.uint16) | (b.shared[place + 1].astype(np.uint16) << 8)
+    return _wide(
+        b.shared[place].astype(np.uint16) | (b.shared[place + 1].astype(np.uint16) << 8), dtype
+    )
+
+
+def _own_rows(words: list[Values], dtype: str) -> np.ndarray:
+    """The same of A from four registers of each thread."""
+    t = np.arange(WARPGROUP)
+    row, column = t // 32 * 16 + t % 32 // 4, 2 * (t % 4)
+    found = np.zeros((64, 16))
+    for k, word in enumerate(words):
+        for side in (0, 1):
+            short = (word >> np.uint32(16 * side)).astype(np.uint16)
+            found[row + 8 * (k % 2), column + 8 * (k // 2) + side] = _wide(short, dtype)
+    return found
+
+
+def _wide(short: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "f16":
         return short.view(np.float16).astype(np.float64)
     return (short.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

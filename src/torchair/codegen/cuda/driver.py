@@ -147,7 +147,7 @@ def image(
     maker = "a package" if given is not None else version()
     made_from = (maker, gpu.name, gpu.features, given or module_text([entry]))
     key = kernel_cache.key_of("cubin", _driver_version(), device, *made_from)
-    code = store.get(key)
+    code = None if entry.needs_own_chip else store.get(key)
     if code is not None:
         return code
     plain = kernel_cache.key_of("ptx", *made_from)
@@ -155,6 +155,11 @@ def image(
     if text is None:
         text = _text(ptx([entry], gpu))
         store.put(plain, text)
+    if entry.needs_own_chip:
+        # The linker takes it for a part of a program: warpgroups could not hand each other
+        # registers, and the tensor cores would wait after every instruction. The driver itself
+        # does neither, and has a cache of its own.
+        return text
     try:
         code = _linked(text, entry.name)
     except (DriverError, AttributeError):  # the driver makes what it can of the text, at each start

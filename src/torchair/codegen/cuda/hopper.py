@@ -206,3 +206,88 @@ def _changed(
     tied = ",".join([*constraints, *map(str, range(count)), _MEMORY])
     got = w.assembly(text, kind, tied, *given, *(("float", x) for x in sums))
     return [w(f"extractvalue {kind} {got}, {i}") for i in range(count)]
+
+
+def begin(
+    w: GpuWriter,
+    dtype: Element,
+    columns: int,
+    a: Sequence[str | Sequence[str]],
+    b: Sequence[str],
+    sums: Sequence[str] | None = None,
+    turned: bool = False,
+) -> list[str]:
+    """Products of a tile of 64 rows of A with one of B that are only begun, and added to `sums` if
+    there are some: what it gives must not be touched before it went through `end`. `a` has for each
+    step a descriptor, or the four registers of a thread; `turned` is a B whose rows run across the
+    sum."""
+    count = columns // 2
+    given: list[tuple[str, str]] = []
+    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{STEP}.f32.{_KINDS[dtype]}.{_KINDS[dtype]}"
+    own = ", ".join(f"${i}" for i in range(count))
+    lines = ["wgmma.fence.sync.aligned;"]
+    for step, (left, right) in enumerate(zip(a, b, strict=True)):
+        first = f"${count + len(given)}"
+        if isinstance(left, str):
+            given.append(("i64", left))
+            layout = f"1, 1, 0, {int(turned)}"
+        else:
+            first = f"{{{', '.join(f'${count + len(given) + k}' for k in range(len(left)))}}}"
+            given += [("i32", x) for x in left]
+            layout = f"1, 1, {int(turned)}"
+        given.append(("i64", right))
+        adds = int(step > 0 or sums is not None)
+        lines.append(f"{name} {{{own}}}, {first}, ${count + len(given) - 1}, {adds}, {layout};")
+    lines.append("wgmma.commit_group.sync.aligned;")
+    constraints = ["=f"] * count + ["l" if kind == "i64" else "r" for kind, _ in given]
+    if sums is not None:
+        constraints += map(str, range(count))
+        given += [("float", x) for x in sums]
+    return _several(w, " ".join(lines), count, constraints, given)
+
+
+def end(w: GpuWriter, values: Sequence[str], left: int) -> list[str]:
+    """What `begin` gave, when at most so many products begun later are still under way."""
+    constraints = ["=f"] * len(values) + [str(k) for k in range(len(values))]
+    text = f"wgmma.wait_group.sync.aligned {left};"
+    return _several(w, text, len(values), constraints, [("float", x) for x in values])
+
+
+def _several(
+    w: GpuWriter,
+    text: str,
+    count: int,
+    constraints: Sequence[str],
+    given: Sequence[tuple[str, str]],
+) -> list[str]:
+    kind = f"{{{', '.join(['float'] * count)}}}"
+    got = w.assembly(text, kind, ",".join([*constraints, _MEMORY]), *given)
+    return [w(f"extractvalue {kind} {got}, {i}") for i in range(count)]
+
+
+# ---- results ----
+
+
+def pair(w: GpuWriter, dtype: Element, low: str, high: str) -> str:
+    """Two floats as short ones in one register."""
+    text = f"cvt.rn.{_KINDS[dtype]}x2.f32 $0, $1, $2;"
+    return w.assembly(text, "i32", "=r,f,f", ("float", high), ("float", low))
+
+
+def exchanged(w: GpuWriter, words: Sequence[str], lane: str) -> list[str]:
+    """Word k of lane j of every four lanes becomes word j of lane k; `lane` is the number of this
+    one among its four, an i32."""
+    found = list(words)
+    for bit in (0, 1):
+        odd = w(f"icmp ne i32 {number(w, 'and', lane, 1 << bit)}, 0")
+        for k in range(4):
+            if k >> bit & 1:
+                continue
+            other = k | 1 << bit
+            sent = w(f"select i1 {odd}, i32 {found[k]}, i32 {found[other]}")
+            got = w.shuffled(sent, "i32", 1 << bit)
+            found[k], found[other] = (
+                w(f"select i1 {odd}, i32 {got}, i32 {found[k]}"),
+                w(f"select i1 {odd}, i32 {found[other]}, i32 {got}"),
+            )
+    return found

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchair.codegen import target
+from torchair.codegen.cuda import flash
 from torchair.codegen.cuda import matmul as tensor_cores
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.attention import forms as forms_of_attention
@@ -86,7 +87,7 @@ class CudaTarget:
         if anchor.rows is None or not 1 <= anchor.rows <= FEW:
             if anchor.kind == "matmul":
                 return tensor_cores.declines(anchor, self.library.machine)
-            return "torch's libraries serve many rows"
+            return flash.declines(anchor, self.library.machine)
         if anchor.quantised:
             return None if anchor.constant else "its quantised weights may change"
         if anchor.kind == "matmul":
@@ -108,6 +109,8 @@ class CudaTarget:
             return {str(form): form for form in tensor_cores.forms(request, machine)}
         if isinstance(request, Product | Joint):
             return {str(form): form for form in forms(request, machine)}
+        if isinstance(request, Attention) and _has_many_queries(request):
+            return {str(form): form for form in flash.forms(request)}
         if isinstance(request, Attention):
             return {str(form): form for form in forms_of_attention(request, machine)}
         return {}
@@ -133,6 +136,10 @@ class CudaTarget:
             kernel, launch = tensor_cores.matmul(request, machine, label, form, early=True)
         elif isinstance(request, Product | Joint):
             kernel, launch = gemv(request, machine, label, form, early=True)
+        elif isinstance(request, Attention) and _has_many_queries(request):
+            if not flash.wins(request):
+                raise target.Declined("torch's kernel was measured to be faster")
+            kernel, launch = flash.flash(request, machine, label, form, early=True)
         elif isinstance(request, Attention):
             kernel, launch = attention(request, machine, label, form=form, early=True)
         else:
@@ -272,6 +279,11 @@ def _is_wide(request: Product) -> bool:
     matmul = request.matmul
     few = isinstance(matmul.m, int) and matmul.m <= FEW and matmul.batch == 1
     return not few and matmul.weight is None
+
+
+def _has_many_queries(request: Attention) -> bool:
+    """Whether an attention has more queries than share the keys in registers."""
+    return not isinstance(request.length, int) or request.length > FEW
 
 
 def _is_served(order: target.KernelOrder) -> bool:
