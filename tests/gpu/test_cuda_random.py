@@ -281,7 +281,9 @@ def test_dropout_draws_what_eager_draws(fresh: None, dtype: torch.dtype, p: floa
             assert generator_state() == state
             for g, w in zip(got[1:], wanted[1:], strict=True):
                 assert torch.equal(g, w), (size, seed)
-            torch.testing.assert_close(got[0], wanted[0])
+            torch.testing.assert_close(
+                got[0], wanted[0], rtol=2e-2, atol=2e-2
+            )  # rounded less often
 
 
 @pytest.mark.cuda
@@ -297,7 +299,7 @@ def test_other_draws_keep_their_place(fresh: None, shape: tuple[int, ...]) -> No
             b,
             c,
             nn.functional.dropout(x.transpose(0, 1).sin(), 0.4),
-            torch.bernoulli(c.abs()),
+            torch.bernoulli(c.abs().clamp(max=1)),
         )
 
     x = torch.randn(shape, device="cuda")

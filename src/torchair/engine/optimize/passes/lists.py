@@ -45,7 +45,11 @@ def take_lists_apart(graph: Graph, state: GraphState) -> None:
                     made = make([_number_of(v, out) for v in operands])
                     made.device_type = out.device_type
                     out.replace_with(made)
+        filled = [v.node for x in _lists(node) for v in x if v.node.type == "Fill"]
         graph.remove(node)
+        for fill in dict.fromkeys(filled):
+            if not any(v.uses for v in fill.outputs) and not fill.control_users:
+                graph.remove(fill)
     graph.sort()
 
 
