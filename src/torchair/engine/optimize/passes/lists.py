@@ -39,10 +39,11 @@ def take_lists_apart(graph: Graph, state: GraphState) -> None:
         return
     for node, members in known.items():
         with graph.inside(node.origin):
-            lists = zip(*_lists(node), strict=True)
-            for make, out, operands in zip(members, node.outputs, lists, strict=True):
+            for make, out, operands in zip(
+                members, node.outputs, zip(*_lists(node), strict=True), strict=True
+            ):
                 if out.uses:
-                    made = make([_number_of(v, out) for v in operands])
+                    made = _member(make, out, operands)
                     made.device_type = out.device_type
                     out.replace_with(made)
         filled = [v.node for x in _lists(node) for v in x if v.node.type == "Fill"]
@@ -51,6 +52,16 @@ def take_lists_apart(graph: Graph, state: GraphState) -> None:
             if not any(v.uses for v in fill.outputs) and not fill.control_users:
                 graph.remove(fill)
     graph.sort()
+
+
+def _member(make: Member, out: Value, operands: Sequence[Value]) -> Value:
+    """A result of its own type. Beside a number in float32 a short float without dims would become
+    float32, so that is computed as such."""
+    found = [_number_of(v, out) for v in operands]
+    if out.shape == () and out.dtype in HALF_TYPES:
+        found = [ge.Cast(v, dst_type=DataType.DT_FLOAT) for v in found]
+    made = make(found)
+    return made if made.dtype == out.dtype else ge.Cast(made, dst_type=out.dtype)
 
 
 def _updates(graph: Graph, state: GraphState, nodes: Collection[Node]) -> bool:
