@@ -72,7 +72,7 @@ class _Builder:
         with graph.inserting_before(self.before):
             made = graph.call_function(target, args, kwargs)
         known: dict[str, Any] = {k: v for k, v in self.before.meta.items() if k != "tensor_meta"}
-        fake = [fx.map_arg(x, lambda n: n.meta["val"]) for x in (args, kwargs)]
+        fake: Any = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         with self._mode:
             known["val"] = target(*fake[0], **fake[1])
         made.meta = known
@@ -85,8 +85,8 @@ class _Builder:
 
     @property
     def _mode(self) -> Any:
-        value = self.before.meta["val"]
-        return (value if isinstance(value, torch.Tensor) else value[0]).fake_mode
+        value: Any = self.before.meta["val"]
+        return (value[0] if isinstance(value, tuple) else value).fake_mode
 
 
 def _rewrite(node: fx.Node, loss: fx.Node, pairs: list[tuple[fx.Node, fx.Node]]) -> bool:
