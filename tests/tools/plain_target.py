@@ -53,6 +53,8 @@ class PlainTarget:
     name = processor = "plain"
     channels_last = piecewise = resizes = library_channels_last = overlaps = False
     shares_sums = False
+    splits_lists = False
+    drawing_threads = 0
     enters = replays = False
     quantised = apart = reach = 0
     seconds = 0.0

@@ -91,7 +91,9 @@ Operation = ExprOperator | Maths
 OPERATORS: frozenset[ExprOperator] = frozenset(get_args(ExprOperator))
 MATHS: frozenset[Maths] = frozenset(get_args(Maths))
 
-ExprSource = Literal["const", "size", "axis", "load", "given", "cast", "narrow", "verify", "reduce"]
+ExprSource = Literal[
+    "const", "size", "axis", "load", "given", "cast", "narrow", "verify", "reduce", "philox"
+]
 """Kinds of expressions that are no operations, see `Expr`."""
 
 Reduction = Literal["sum", "prod", "max", "min", "any", "all"]
@@ -122,6 +124,8 @@ class Expr:
     - `verify` (data: a word): a bool as it is; where it is false, 1 is stored at the address in
       that word,
     - `reduce` (data: a Reduction) over the reduced axes of the nest,
+    - `philox` (data: PhiloxLayout) of seed, offset and position, all i64: the random number that
+      torch's generator of a GPU draws for the element there, an f32 above 0 and up to 1,
     - an `Operation` on values.
 
     `dtype` is the type in a register: f32, f64, i64, i32, i16, i8, u8 or bool. bf16 and f16 exist
@@ -560,6 +564,7 @@ class _Formulas:
         if x.kind in SIGNS:
             return f" {SIGNS[x.kind]} ".join(self._inside(a) for a in x.args)
         name = {"cast": x.dtype, "reduce": x.data, "narrow": x.data}.get(x.kind, x.kind)
+        name += str(x.data) if x.kind == "philox" else ""
         args = (self._inside(a) if a.kind == "load" else self.of(a) for a in x.args)
         return f"{name}({', '.join(args)})"
 

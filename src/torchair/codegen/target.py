@@ -262,6 +262,14 @@ class Target(Protocol):
     """How many rows products with quantised weights may have that there are kernels for."""
     library_channels_last: bool
     """Whether the library convolves short floats best with channels last."""
+
+    @property
+    def drawing_threads(self) -> int:
+        """How many threads torch's kernels on this device draw random numbers with at most; 0 where
+        kernels of ours cannot draw the same."""
+
+    splits_lists: bool
+    """Whether what is done to one member of several lists of tensors is best one kernel."""
     overlaps: bool
     """Whether calls of libraries run at the same time if they follow one another and none needs
     another."""

@@ -20,7 +20,7 @@ from torchair.ge import attrs as attr
 from torchair.ge.build import add_output, builder, const_tensor
 from torchair.ge.dtypes import FLOAT_TYPES, INT_TYPES, DataType, ge_to_torch
 from torchair.ge.graph import BuilderCall, Fact, TensorSpec, Value, get_default_ge_graph
-from torchair.ge.shapes import free_symbols
+from torchair.ge.shapes import free_symbols, is_static
 from torchair.operators.create import unwritten
 
 aten = torch.ops.aten
@@ -369,6 +369,10 @@ def native_dropout(
     if train is not None and not train:
         return input, ge.Fill(ge.Shape(input), ge.Const(True, dtype=DataType.DT_BOOL))
     _default(None, meta_outputs[1])
+    if meta_outputs[0].device.startswith("cuda"):  # where it draws in an order of its own
+        if p == 1 or not is_static(meta_outputs[0].shape):
+            raise Decline("a dropout that only torch draws")
+        return ge.NativeDropout(input, p=p)
     keep = ge.Const(1.0 - p, dtype=DOUBLE)
     drawn = ge.StatelessDropOutGenMask(
         ge.Shape(input), keep, _seed(), ge.Const(0, dtype=INT64), _counter()
@@ -378,9 +382,14 @@ def native_dropout(
 
 
 @builtin(aten.native_dropout_backward.default)
-def native_dropout_backward(grad_output: Value, mask: Value, scale: Any) -> Value:
+def native_dropout_backward(
+    grad_output: Value, mask: Value, scale: Any, meta_outputs: TensorSpec
+) -> Value:
     plain(scale)
     if grad_output.dtype not in FLOAT_TYPES:
         raise Decline("a gradient that is not floating point")
+    if meta_outputs.device.startswith("cuda"):  # where torch does not divide by what is kept
+        kept = ge.Mul(grad_output, ge.Cast(mask, dst_type=grad_output.dtype))
+        return ge.Mul(kept, factor(grad_output.dtype, scale))
     keep = 1.0 / scale if scale else 0.0
     return ge.DropOutDoMask(grad_output, mask, ge.Const(keep, dtype=DOUBLE))

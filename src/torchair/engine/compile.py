@@ -35,6 +35,7 @@ from torchair.engine.plan.planner import OutputLayout, Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.plan.streams import schedule_of
+from torchair.engine.run.borrowed import BorrowingProgram
 from torchair.engine.run.executor import Program
 from torchair.engine.run.lanes import Watch, bind_lanes
 from torchair.engine.run.native import NativeProgram, ProgramPool
@@ -309,4 +310,6 @@ class GraphCompiler:
             plan.schedule = schedule_of(plan, lanes)
         if plan.schedule is not None and plan.schedule.lanes:  # without steps there are none
             return ProgramPool(plan, partial(bind_lanes, watch=watch))
-        return ProgramPool(plan, NativeProgram if NativeProgram.suits(plan) else Program)
+        if NativeProgram.suits(plan):
+            return ProgramPool(plan)
+        return ProgramPool(plan, BorrowingProgram if BorrowingProgram.suits(plan) else Program)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.fx.losses import keep_less_of_cross_entropy
 from torchair.locks import RLock, in_child
 from torchair.torch_private import functions
 from torchair.torch_private.aot import (
@@ -45,7 +46,9 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
             node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
         elif _draws_nothing(node):
             node.target = _Plain(node.target)
-    cut = default_partition if _is_on_npu(joint) else min_cut_partition
+    if _is_on(joint, "cuda"):
+        keep_less_of_cross_entropy(joint)
+    cut = default_partition if _is_on(joint, "npu") else min_cut_partition
     with functorch_config.patch(cse=functorch_config.cse and not _repeats_effects(joint)):
         parts = cut(joint, inputs, **options)
     for node in (n for part in parts for n in part.graph.nodes):
@@ -63,10 +66,10 @@ def _repeats_effects(joint: fx.GraphModule) -> bool:
     return len(set(seen)) < len(seen)
 
 
-def _is_on_npu(joint: fx.GraphModule) -> bool:
-    """Whether an argument of a graph is a tensor of an (emulated) NPU."""
+def _is_on(joint: fx.GraphModule, device: str) -> bool:
+    """Whether an argument of a graph is a tensor of an (emulated) device of this type."""
     given = (n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder"))
-    return any(isinstance(x, torch.Tensor) and x.device.type == "npu" for x in given)
+    return any(isinstance(x, torch.Tensor) and x.device.type == device for x in given)
 
 
 class _Plain:

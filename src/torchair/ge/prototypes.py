@@ -22,6 +22,9 @@ Const		y	value:Tensor _readable_value:Str=null
 TorchCall	x*	y*	target:Str arguments:Str
 TorchUpdate	ref x*	y	target:Str arguments:Str fresh:Bool=false
 PagedUpdate	cache tokens slots	cache	blocked:Bool=false
+NativeDropout	x	y mask	p:Float
+PhiloxState		y	increments:ListInt device:Str
+PhiloxMask	state shape:INT32,INT64	mask	keep:Float vector:Int threads:Int
 ConvGradients	x filter out_backprop	dx dw	strides:ListInt pads:ListInt \
 dilations:ListInt groups:Int data_format:Str
 """

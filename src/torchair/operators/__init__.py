@@ -35,7 +35,7 @@ __all__ = [
 
 FAMILIES = (
     "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
-    "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce",
+    "gated", "generic", "index", "loss", "norm", "pool", "quant", "random", "reduce",
     "scatter", "shape", "slicing",
 )  # fmt: skip
 

@@ -44,6 +44,8 @@ class CpuTarget:
     resizes = True
     quantised = target.ANY_ROWS
     library_channels_last = False
+    splits_lists = False
+    drawing_threads = 0
     overlaps = False
     shares_sums = False
     enters = True

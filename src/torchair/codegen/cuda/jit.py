@@ -35,6 +35,11 @@ class Gpu(Machine):
     multiprocessors: int = 108
 
     @property
+    def threads(self) -> int:
+        """That one multiprocessor runs at the same time."""
+        return {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(self.capability, 2048)
+
+    @property
     def has_bf16(self) -> bool:
         """Whether conversions to bfloat16 are instructions."""
         return self.capability >= (8, 0)

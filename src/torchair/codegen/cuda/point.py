@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Access, Expr, Nest, Store, expressions
+from torchair.codegen.philox import FOUR
 from torchair.codegen.sizes import BYTES, SizeArgument
 from torchair.codegen.text.maths_vector import Vector
 from torchair.codegen.text.maths_wide import LOG2_E, positive_part
 from torchair.codegen.text.memory import memory_element
+from torchair.codegen.text.philox import is_run
 from torchair.codegen.text.point import Point, ValueKey, VectorSlot
 from torchair.codegen.text.writer import Writer, lane_numbers
 
@@ -81,6 +83,11 @@ class ThreadPoint(Point):
         lanes = self.lanes if id(x) in self.varies else 0
         arg = self.vector(argument[0], slot) if lanes else self.value(argument[0])
         return written(self.w, function, arg, lanes)
+
+    def _together(self, position: Expr) -> int:
+        count = min(FOUR, self.lanes)
+        whole = bool(self.aligned)  # vectors begin at multiples of their lanes
+        return count if whole and is_run(position, self.vector_axis, count) else 1
 
     def _lanes_of(self, slot: int) -> str | None:
         """All: a vector that does not count repeats one that does, so that its failures are true

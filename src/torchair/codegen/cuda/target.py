@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from torchair.codegen import target
+from torchair.codegen import philox, target
 from torchair.codegen.cuda import flash
 from torchair.codegen.cuda import matmul as tensor_cores
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.attention import forms as forms_of_attention
 from torchair.codegen.cuda.driver import GpuLibrary, available, library
 from torchair.codegen.cuda.gemv import forms, gemv
+from torchair.codegen.cuda.generators import drawing_threads
 from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.jobs import launches_of
 from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
@@ -41,6 +42,7 @@ class CudaTarget:
     resizes = False
     quantised = FEW
     library_channels_last = True
+    splits_lists = True
     overlaps = True
     shares_sums = True
     enters = False
@@ -55,6 +57,14 @@ class CudaTarget:
         self._own = None if machine is None else GpuLibrary(index, machine)
         self._joints: dict[Any, Joint | None] = {}
         self._orders: dict[tuple[Any, target.KernelConfig], target.KernelOrder | None] = {}
+
+    @property
+    def drawing_threads(self) -> int:
+        """Of a GPU that is here only if its torch draws as expected, which is tried once."""
+        if self._own is not None:
+            machine = self._own.machine
+            return machine.threads // philox.BLOCK * philox.BLOCK * machine.multiprocessors
+        return drawing_threads(self.index)
 
     @property
     def library(self) -> GpuLibrary:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torchair.codegen.loops import OPERATORS, Access, Expr, Nest, Store, expressions
 from torchair.codegen.sizes import BYTES, Size, SizeArgument, register_type
-from torchair.codegen.text import memory, writer
+from torchair.codegen.text import memory, philox, writer
 from torchair.codegen.text.operators import function, operate
 from torchair.codegen.text.writer import REGISTER, KernelWriter, lane_numbers
 
@@ -151,6 +151,8 @@ class Point:
     def _computed(self, x: Expr, slot: int) -> str:
         w = self.w
         lanes = self.lanes if id(x) in self.varies else 0
+        if x.kind == "philox":
+            return self._random(x, lanes, slot)
         args = [self.vector(a, slot) if lanes else self.value(a) for a in x.args]
         if x.kind == "verify":
             return self._verify(x, args[0], lanes, slot)
@@ -161,6 +163,17 @@ class Point:
         if x.kind in OPERATORS:
             return operate(w, x, args, lanes)
         return function(w, x.kind, args, x.dtype, lanes)
+
+    def _random(self, x: Expr, lanes: int, slot: int) -> str:
+        """Numbers of a generator whose state is the same for all lanes."""
+        seed, offset = (self.value(a) for a in x.args[:2])
+        place = self.vector(x.args[2], slot) if lanes else self.value(x.args[2])
+        together = self._together(x.args[2]) if lanes else 1
+        return philox.written(self.w, seed, offset, place, x.data, lanes, together)
+
+    def _together(self, position: Expr) -> int:
+        """How many neighbours of a vector have successive positions from a multiple on."""
+        return 1
 
     def _verify(self, x: Expr, test: str, lanes: int, slot: int) -> str:
         """A test of which a failure is noted down."""

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import torch
 
-from torchair.engine.optimize.passes import forms, ordering
+from torchair.engine.optimize.passes import forms, lists, ordering, random
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.engine.optimize.rules import (
     PATTERNS,
@@ -30,6 +30,7 @@ from torchair.ge.rewrite import line_of, rewrite, verify
 from torchair.ge.shapes import numel
 from torchair.log import debug_print, logger
 from torchair.operators import Trait, has_trait, row_of
+from torchair.operators.foreach import OVERLOADS
 from torchair.operators.purity import draws, is_foreign, is_pure
 from torchair.operators.reference import run_node
 from torchair.passes import Handler, Pass
@@ -220,8 +221,10 @@ def _lays_out(options: EngineOptions) -> bool:
 
 
 ENGINE_PASSES = (
+    Pass("draw_in_kernels", random.draw_in_kernels, _rewrites, ["NativeDropout"]),
     Pass("remove_dead_code", remove_dead_code, _dead_code),
     Pass("drop_implied_order", ordering.drop_implied_order),
+    Pass("take_lists_apart", lists.take_lists_apart, _rewrites, tuple(OVERLOADS)),
     Pass("apply_rules", apply_rules, _rewrites),
     Pass("fold_constants", fold_constants, attrgetter("fold")),
     Pass("split_norm_gradients", forms.split_norm_gradients, _lays_out, ["LayerNormGradV3"]),

@@ -38,6 +38,8 @@ class GraphState:
     native: bool = False  # whether generated code will run the graph
     quantised: int = 0  # rows of products with quantised weights that there are kernels for
     channels_last: bool = False  # whether a library convolves short floats best with channels last
+    splits_lists: bool = False  # whether operators on lists of tensors are taken apart
+    target: Target | None = None  # that kernels are generated for
     overlap: bool = False  # whether communication and computing shall overlap
     permits: Callable[[str, str], bool] | None = None  # asked before a rule replaces a node
     matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
@@ -51,6 +53,8 @@ class GraphState:
         self.native = target is not None
         self.quantised = 0 if target is None else target.quantised
         self.channels_last = target is not None and target.library_channels_last
+        self.splits_lists = target is not None and target.splits_lists
+        self.target = target
 
     def note(self, name: str, done: bool) -> None:
         """Count a rule that fitted."""
