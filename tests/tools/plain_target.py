@@ -52,6 +52,7 @@ class PlainTarget:
 
     name = processor = "plain"
     channels_last = piecewise = resizes = library_channels_last = overlaps = False
+    splits_batch_norms = False
     enters = replays = False
     quantised = apart = reach = 0
     seconds = 0.0

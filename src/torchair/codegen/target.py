@@ -228,6 +228,9 @@ class Target(Protocol):
     """How many rows products with quantised weights may have that there are kernels for."""
     library_channels_last: bool
     """Whether the library convolves short floats best with channels last."""
+    splits_batch_norms: bool
+    """Whether the sums of a batch norm in training are best kernels of their own: all threads of
+    the device add up a channel, and what follows is a map over elements."""
     overlaps: bool
     """Whether calls of libraries run at the same time if they follow one another and none needs
     another."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.fx.layouts import carry_channels_last
 from torchair.locks import RLock, in_child
 from torchair.torch_private import functions
 from torchair.torch_private.aot import (
@@ -34,8 +35,10 @@ from torchair.torch_private.fake import FakeTensor, detect_fake_mode
 from torchair.torch_private.tensors import computation_dtype as get_computation_dtype
 
 
-def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-    """Forward and backward graph. On an NPU the backward reads all that it needs, as in the
+def partition(
+    joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **options: Any
+) -> Any:
+    """Forward and backward graph, with convolutions in the layout that is faster if it `lays_out`. On an NPU the backward reads all that it needs, as in the
     original; elsewhere a minimum cut decides which cheap values it computes again. Without help
     torch keeps an operator of ours that has an effect, such as a print, in both: it belongs where
     it was traced."""
@@ -45,6 +48,8 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
             node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
         elif _draws_nothing(node):
             node.target = _Plain(node.target)
+    if lays_out:
+        carry_channels_last(joint)
     cut = default_partition if _is_on_npu(joint) else min_cut_partition
     with functorch_config.patch(cse=functorch_config.cse and not _repeats_effects(joint)):
         parts = cut(joint, inputs, **options)

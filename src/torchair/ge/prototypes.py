@@ -24,6 +24,11 @@ TorchUpdate	ref x*	y	target:Str arguments:Str fresh:Bool=false
 PagedUpdate	cache tokens slots	cache	blocked:Bool=false
 ConvGradients	x filter out_backprop	dx dw	strides:ListInt pads:ListInt \
 dilations:ListInt groups:Int data_format:Str
+BatchNormStatistics	x weight	mean rstd scale variance	epsilon:Float
+BatchNormScale	x mean scale bias	y
+BatchNormSums	dy x weight mean rstd	dweight dbias scale slope level
+BatchNormInputGrad	dy x mean scale slope level	dx
+ChannelsLast	x	y
 """
 
 

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 FAMILIES = (
-    "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
+    "activation", "attention", "batch_norm", "contraction", "create", "effects", "elementwise", "foreach",
     "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce",
     "scatter", "shape", "slicing",
 )  # fmt: skip

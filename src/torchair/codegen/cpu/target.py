@@ -44,6 +44,7 @@ class CpuTarget:
     resizes = True
     quantised = target.ANY_ROWS
     library_channels_last = False
+    splits_batch_norms = False
     overlaps = False
     enters = True
     replays = False

@@ -39,6 +39,7 @@ class CudaTarget:
     resizes = False
     quantised = FEW
     library_channels_last = True
+    splits_batch_norms = True
     overlaps = True
     enters = False
     replays = True

@@ -38,6 +38,7 @@ class GraphState:
     native: bool = False  # whether generated code will run the graph
     quantised: int = 0  # rows of products with quantised weights that there are kernels for
     channels_last: bool = False  # whether a library convolves short floats best with channels last
+    splits_batch_norms: bool = False  # whether sums over a batch are best kernels of their own
     overlap: bool = False  # whether communication and computing shall overlap
     permits: Callable[[str, str], bool] | None = None  # asked before a rule replaces a node
     matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
@@ -51,6 +52,7 @@ class GraphState:
         self.native = target is not None
         self.quantised = 0 if target is None else target.quantised
         self.channels_last = target is not None and target.library_channels_last
+        self.splits_batch_norms = target is not None and target.splits_batch_norms
 
     def note(self, name: str, done: bool) -> None:
         """Count a rule that fitted."""
