@@ -23,21 +23,23 @@ def split_batch_norms(graph: Graph, state: GraphState) -> None:
     for node in [n for n in graph.nodes if n.type in BATCH_NORMS and _is_split(n)]:
         with graph.inside(node.origin):
             made = _forward(node) if node.type == "BatchNormV3" else _backward(node)
-        for old, new in zip(node.outputs, made, strict=True):
-            if STREAM_LABEL in node.attrs:
-                new.node.attrs[STREAM_LABEL] = node.attrs[STREAM_LABEL]
-            if old.uses:
-                old.replace_with(cast(new, old.dtype))
+            for old, new in zip(node.outputs, made, strict=True):
+                if old.uses:
+                    old.replace_with(cast(new, old.dtype))
+        graph.remove(node)
     graph.sort()
 
 
 def _is_split(node: Node) -> bool:
     """Whether the parts compute a node: one in training, of floats that float32 holds, of which
     there are some."""
-    if not node.attr("is_training") or node.control or node.control_users:
+    ordered = node.control or node.control_users or STREAM_LABEL in node.attrs
+    if not node.attr("is_training") or ordered:
         return False
     if any(v.dtype not in _TYPES or v.shape is None for v in node.values()):
         return False
+    if node.type == "BatchNormGradV3" and node.value_on("save_mean").dtype != _FLOAT:
+        return False  # they were narrowed on the way here, and torch's kernel finds them again
     return 0 not in (node.value_on("x").shape or ())
 
 
