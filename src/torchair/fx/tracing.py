@@ -35,13 +35,11 @@ from torchair.torch_private.fake import FakeTensor, detect_fake_mode
 from torchair.torch_private.tensors import computation_dtype as get_computation_dtype
 
 
-def partition(
-    joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **options: Any
-) -> Any:
-    """Forward and backward graph, with convolutions in the layout that is faster if it `lays_out`. On an NPU the backward reads all that it needs, as in the
+def partition(joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **options: Any) -> Any:
+    """Forward and backward graph. On an NPU the backward reads all that it needs, as in the
     original; elsewhere a minimum cut decides which cheap values it computes again. Without help
     torch keeps an operator of ours that has an effect, such as a print, in both: it belongs where
-    it was traced."""
+    it was traced. If it `lays_out`, convolutions are in the layout that is faster."""
     for node in joint.graph.nodes:
         if _is_effect(node.target):
             backward = node.meta.get("partitioner_tag") == "is_backward"

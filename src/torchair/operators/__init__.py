@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 FAMILIES = (
-    "activation", "attention", "batch_norm", "contraction", "create", "effects", "elementwise", "foreach",
-    "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce",
+    "activation", "attention", "batch_norm", "contraction", "create", "effects", "elementwise",
+    "foreach", "gated", "generic", "index", "loss", "norm", "pool", "quant", "reduce",
     "scatter", "shape", "slicing",
 )  # fmt: skip
 

@@ -47,9 +47,7 @@ def _forward(node: Node) -> list[Value]:
     x, weight, bias, *running = node.values()
     mean, rstd, scale, variance = ge.BatchNormStatistics(x, weight, epsilon=node.attr("epsilon"))
     part = node.attr("momentum")
-    running = [
-        _blended(old, new, part) for old, new in zip(running, (mean, variance), strict=True)
-    ]
+    running = [_blended(old, new, part) for old, new in zip(running, (mean, variance), strict=True)]
     return [ge.BatchNormScale(x, mean, scale, bias), *running, mean, rstd]
 
 
