@@ -23,8 +23,11 @@ from torchair.torch_private.fake import FakeTensor, detect_fake_mode
 
 aten = torch.ops.aten
 _LAST = torch.channels_last
-_CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
-"""How many of the first arguments are images or filters."""
+_CONVOLUTIONS = {aten.convolution.default: (2, 6, 8), aten.convolution_backward.default: (3, 7, 9)}
+"""How many of the first arguments are images or filters, and which ones say whether it is
+transposed and how many groups it has."""
+_FIRST = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
+"""Kernels for channels first: around each of them images would be laid out anew."""
 _KEEP = frozenset({
     *_CONVOLUTIONS, getitem,
     aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default,
@@ -34,7 +37,10 @@ _KEEP = frozenset({
     aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d_backward.default,
     aten.mean.dim, aten.sum.dim_IntList, aten.upsample_nearest2d.default,
     aten.upsample_nearest2d_backward.default, aten.detach.default, aten.alias.default,
-    aten.view.default, aten.squeeze.dims, aten.native_dropout.default,
+    aten.view.default, aten.squeeze.dims, aten.unsqueeze.default, aten.permute.default,
+    aten.transpose.int, aten.expand.default, aten.slice.Tensor, aten.select.int,
+    aten.native_dropout.default, aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default,
 })  # fmt: skip
 """Operators, beside pointwise ones, that mean the same for any strides and keep channels last."""
 _MARKS = ("partitioner_tag", "stack_trace", "nn_module_stack")
@@ -51,7 +57,8 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
     nodes = [n for n in joint.graph.nodes if n.target is aten.convolution.default]
     if not nodes:
         return
-    reason = _declines(nodes)
+    first = any(n.target in _FIRST for n in joint.graph.nodes)
+    reason = "group norms want channels first" if first else _declines(nodes)
     if reason is None:
         layout = _Layout()
         try:
@@ -70,24 +77,26 @@ def _declines(nodes: Iterable[fx.Node]) -> str | None:
     """Why the convolutions of a graph stay as they are."""
     gains = others = 0
     for node in nodes:
-        x, kernel = (n.meta["val"] for n in node.args[:2])  # type: ignore[union-attr]
-        made = node.meta["val"]
+        x, kernel, made = (n.meta["val"] for n in (*node.args[:2], node))  # type: ignore[union-attr]
         if not all(isinstance(d, int) for t in (x, kernel) for d in t.shape):
             return "sizes vary"
         if x.device.type not in _TYPES:
             return f"nothing was measured on {x.device.type}"
         work = math.prod(kernel.shape) * math.prod(made.shape[2:]) * made.shape[0]
-        if _gains(node, x):
+        if _gains(node):
             gains += work
         else:
             others += work
     return None if gains > others else "most of the work is none that channels last make faster"
 
 
-def _gains(node: fx.Node, x: Any) -> bool:
-    """Whether a convolution is faster with channels last: a dense one of several images."""
-    transposed, groups = node.args[6], node.args[8]
-    if x.dim() != 4 or transposed or groups != 1 or x.dtype not in _TYPES[x.device.type]:
+def _gains(node: fx.Node) -> bool:
+    """Whether a convolution, or its gradient, is faster with channels last: a dense one of several
+    images. Others take what comes."""
+    count, transposed, groups = _CONVOLUTIONS[node.target]  # type: ignore[index]
+    x = node.args[count - 2].meta["val"]  # type: ignore[union-attr]
+    known = x.dim() == 4 and x.dtype in _TYPES.get(x.device.type, ())
+    if not known or node.args[transposed] or node.args[groups] != 1:
         return False
     return x.device.type != "cpu" or x.shape[0] > 1
 
@@ -184,8 +193,9 @@ def _copied(reader: fx.Node, source: fx.Node, last: bool, value: Any) -> fx.Node
 
 def _images(node: fx.Node) -> list[fx.Node]:
     """What a convolution, or its gradient, reads with channels last."""
-    count = _CONVOLUTIONS.get(node.target, 0)  # type: ignore[arg-type]
-    return [n for n in node.args[:count] if isinstance(n, fx.Node) and n.meta["val"].dim() == 4]
+    if node.target not in _CONVOLUTIONS or not _gains(node):
+        return []
+    return list(node.args[: _CONVOLUTIONS[node.target][0]])  # type: ignore[arg-type, index]
 
 
 def _keeps(node: fx.Node) -> bool:

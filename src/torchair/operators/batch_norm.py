@@ -10,7 +10,7 @@ import torch
 
 from torchair.codegen.loops import Expr, Index
 from torchair.codegen.sizes import FLOATS
-from torchair.ge.dtypes import DataType, ge_to_torch
+from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.operators import formulas as f
 from torchair.operators.core import Op, TorchKernel, native, same_as
@@ -24,14 +24,15 @@ def _channels(op: Op, port: str) -> tuple[Any, ...]:
     return (op.shape(port)[1],)
 
 
-def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    return [t.float() for t in tensors]
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """In the type that torch's kernels compute in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _shaped(x: torch.Tensor, vectors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Vectors over channels as tensors that are broadcast against data."""
     dims = [1, -1, *[1] * (x.dim() - 2)]
-    return [v.float().reshape(dims) for v in vectors]
+    return [_wide(v).reshape(dims) for v in vectors]
 
 
 def _around(x: torch.Tensor) -> list[int]:
@@ -49,11 +50,11 @@ def _statistics_kernel(op: Op) -> TorchKernel:
     eps = op.attr("epsilon")
 
     def run(x: Any, weight: Any) -> tuple[torch.Tensor, ...]:
-        variance, mean = torch.var_mean(x.float(), _around(x), correction=0)
+        variance, mean = torch.var_mean(_wide(x), _around(x), correction=0)
         rstd = (variance + eps).rsqrt()
         n = x.numel() // x.shape[1]
         unbiased = variance * (n / (n - 1) if n > 1 else float("nan"))
-        return mean, rstd, weight.float() * rstd, unbiased
+        return mean, rstd, _wide(weight) * rstd, unbiased
 
     return run
 
@@ -105,7 +106,7 @@ def batch_norm_statistics(o: LowerOp) -> list[Lowered]:
 
 def _scaled(x: Any, *vectors: Any) -> torch.Tensor:
     mean, scale, bias = _shaped(x, vectors)
-    return ((x.float() - mean) * scale + bias).to(x.dtype)
+    return ((_wide(x) - mean) * scale + bias).to(x.dtype)
 
 
 @native("BatchNormScale", same_as("x"), lambda op: _scaled, types=FLOATS)
@@ -129,16 +130,14 @@ def _sums_rule(op: Op) -> list[Fact]:
 
 
 def _sums_kernel(op: Op) -> TorchKernel:
-    parameter = ge_to_torch(op.dtype("weight"))
-
     def run(dy: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[torch.Tensor, ...]:
         middle, root = _shaped(x, (mean, rstd))
-        dy, x, axes, n = dy.float(), x.float(), _around(x), x.numel() // x.shape[1]
-        total, along = dy.sum(axes), (dy * ((x - middle) * root)).sum(axes)
-        weight, rstd = _wide(weight, rstd)
-        scale = weight * rstd
+        grad, axes, n = _wide(dy), _around(x), x.numel() // x.shape[1]
+        total, along = grad.sum(axes), (grad * ((_wide(x) - middle) * root)).sum(axes)
+        rstd = _wide(rstd)
+        scale = _wide(weight) * rstd
         slope, level = scale * rstd * (along / n), scale * (total / n)
-        return along.to(parameter), total.to(parameter), scale, slope, level
+        return along.to(weight.dtype), total.to(weight.dtype), scale, slope, level
 
     return run
 
@@ -171,7 +170,7 @@ def batch_norm_sums(o: LowerOp) -> list[Lowered]:
 
 def _gradient(dy: Any, x: Any, *vectors: Any) -> torch.Tensor:
     mean, scale, slope, level = _shaped(x, vectors)
-    return (dy.float() * scale - (x.float() - mean) * slope - level).to(x.dtype)
+    return (_wide(dy) * scale - (_wide(x) - mean) * slope - level).to(x.dtype)
 
 
 @native("BatchNormInputGrad", same_as("x"), lambda op: _gradient, types=FLOATS)
