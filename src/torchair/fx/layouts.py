@@ -92,13 +92,17 @@ def _declines(nodes: Iterable[fx.Node]) -> str | None:
 
 def _gains(node: fx.Node) -> bool:
     """Whether a convolution, or its gradient, is faster with channels last: a dense one of several
-    images. Others take what comes."""
+    images on a CPU; on a GPU a dense or depthwise one on the units for matrices. Others take what
+    comes."""
     count, transposed, groups = _CONVOLUTIONS[node.target]  # type: ignore[index]
     x = node.args[count - 2].meta["val"]  # type: ignore[union-attr]
     known = x.dim() == 4 and x.dtype in _TYPES.get(x.device.type, ())
-    if not known or node.args[transposed] or node.args[groups] != 1:
+    if not known or node.args[transposed]:
         return False
-    return x.device.type != "cpu" or x.shape[0] > 1
+    if x.device.type == "cpu":
+        return node.args[groups] == 1 and x.shape[0] > 1
+    short = x.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
+    return short and node.args[groups] in (1, x.shape[1])
 
 
 @dataclass

@@ -46,6 +46,8 @@ def partition(joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **o
             node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
         elif _draws_nothing(node):
             node.target = _Plain(node.target)
+        elif node.target is _BATCH_NORM_BACKWARD and node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])  # in training it reads neither
     if lays_out:
         carry_channels_last(joint)
     cut = default_partition if _is_on_npu(joint) else min_cut_partition
@@ -55,6 +57,9 @@ def partition(joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **o
         if isinstance(node.target, _Plain):
             node.target = node.target.op
     return parts
+
+
+_BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
 
 
 def _repeats_effects(joint: fx.GraphModule) -> bool:
