@@ -100,9 +100,9 @@ def _gains(node: fx.Node) -> bool:
     if not known or node.args[transposed]:
         return False
     if x.device.type == "cpu":
-        return node.args[groups] == 1 and x.shape[0] > 1
+        return bool(node.args[groups] == 1 and x.shape[0] > 1)
     short = x.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
-    return short and node.args[groups] in (1, x.shape[1])
+    return bool(short and node.args[groups] in (1, x.shape[1]))
 
 
 @dataclass
@@ -199,7 +199,7 @@ def _images(node: fx.Node) -> list[fx.Node]:
     """What a convolution, or its gradient, reads with channels last."""
     if node.target not in _CONVOLUTIONS or not _gains(node):
         return []
-    return list(node.args[: _CONVOLUTIONS[node.target][0]])  # type: ignore[arg-type, index]
+    return list(node.args[: _CONVOLUTIONS[node.target][0]])  # type: ignore[arg-type]
 
 
 def _keeps(node: fx.Node) -> bool:
