@@ -57,7 +57,7 @@ def test_batch_norms_are_sums_and_maps() -> None:
     ]
     assert not run.plan.write_backs
     assert sum(a.kind == "tied" for a in run.plan.allocations) == 2
-    assert len(run.launches) == 4
+    assert len(run.launches) == 3
     assert all(run.ptx(launch).count(".entry") == 1 for launch in run.launches)
 
 
