@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
+from torchair.configs.compiler_config import CompilerConfig, Settings, apply_options, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
 from torchair.errors import UnsupportedModeError
 from torchair.fallbacks import Fallback, note
@@ -140,6 +140,7 @@ def compile_with_aot(
             return lambda graph, inputs: CompiledGraph(compiler(graph, inputs), around)
         return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
 
+    lays_out = Settings.of(config).numerics != "strict"
     keep = config.experimental_config.keep_inference_input_mutations
     with without_decomposition():
         call = aot.aot_module_simplified(
@@ -148,7 +149,7 @@ def compile_with_aot(
             fw_compiler=stage("forward"),
             bw_compiler=opaque(stage("backward")),
             inference_compiler=stage("forward", training=False),
-            partition_fn=partition,
+            partition_fn=partial(partition, lays_out=lays_out),
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )

@@ -55,6 +55,7 @@ class PlainTarget:
     shares_sums = False
     splits_lists = False
     drawing_threads = 0
+    splits_batch_norms = False
     enters = replays = False
     quantised = apart = reach = 0
     seconds = 0.0

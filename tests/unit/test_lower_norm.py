@@ -153,6 +153,65 @@ def test_batch_norms_that_are_declined():
     assert OneNode("BatchNormV3", inputs[0].half(), *inputs[1:]).declined is not None
 
 
+# ---- batch norms in parts ----
+
+PARTS = pytest.mark.parametrize(
+    "shape", [(7, 5), (2, 5, 3, 17), (1, 33, 4, 4), (4, 3, 9, 9), (1, 1, 1, 2)]
+)
+SHORT = pytest.mark.parametrize("dtype", FLOATS[:3], ids=named)
+
+
+def parts(shape, dtype, last=False):
+    """Data, a gradient, and vectors over channels, which are positive."""
+    made = [reals(*shape, dtype=dtype, seed=k) + 3 - 3 * k for k in range(2)]
+    if last and len(shape) == 4:
+        made = [x.to(memory_format=torch.channels_last) for x in made]
+    return *made, [reals(shape[1], seed=k + 5).abs() + 0.1 for k in range(4)]
+
+
+@SHORT
+@PARTS
+@pytest.mark.parametrize("last", [False, True])
+def test_parts_of_a_batch_norm(shape, dtype, last):
+    x, _, (weight, mean, scale, bias) = parts(shape, dtype, last)
+    check("BatchNormStatistics", x, weight, epsilon=1e-5)
+    check("BatchNormScale", x, mean, scale, bias)
+
+
+@SHORT
+@PARTS
+@pytest.mark.parametrize("last", [False, True])
+def test_parts_of_a_batch_norm_gradient(shape, dtype, last):
+    x, dy, (weight, mean, rstd, slope) = parts(shape, dtype, last)
+    check("BatchNormSums", dy, x, weight, mean, rstd)
+    check("BatchNormInputGrad", dy, x, mean, weight, slope, rstd)
+
+
+@pytest.mark.parametrize("far", [1e2, 1e4])
+def test_statistics_far_from_zero(far):
+    """Digits that are the same for all elements of a channel are not squared."""
+    x = reals(4, 5, 16, 16) + far
+    one = OneNode("BatchNormStatistics", x, torch.ones(5), epsilon=0.0)
+    variance = one.run()[3].double()
+    truth = x.double().var((0, 2, 3))
+    assert ((variance - truth).abs() < 1e-5 * truth).all()
+
+
+def test_statistics_of_equal_elements_are_exact():
+    x = torch.full((2, 3, 4, 5), 0.1)
+    mean, rstd, _, variance = OneNode("BatchNormStatistics", x, torch.ones(3), epsilon=1.0).run()
+    assert mean.tolist() == x[0, :, 0, 0].tolist()
+    assert rstd.tolist() == [1.0] * 3 and variance.tolist() == [0.0] * 3
+
+
+def test_statistics_with_one_element_that_is_far_off():
+    x = reals(8, 2, 32, 32)
+    x[0, :, 0, 0] = 1e4
+    variance = OneNode("BatchNormStatistics", x, torch.ones(2), epsilon=0.0).run()[3].double()
+    truth = x.double().var((0, 2, 3))
+    assert ((variance - truth).abs() < 1e-5 * truth).all()
+
+
 def norm_gradient(dims, dtype=torch.float32):
     """Inputs of the gradient of a layer norm."""
     x, gamma = reals(3, 5, 37, dtype=dtype), reals(*dims, dtype=dtype, seed=1)

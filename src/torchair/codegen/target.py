@@ -270,6 +270,9 @@ class Target(Protocol):
 
     splits_lists: bool
     """Whether what is done to one member of several lists of tensors is best one kernel."""
+    splits_batch_norms: bool
+    """Whether the sums of a batch norm in training are best kernels of their own: all threads of
+    the device add up a channel, and what follows is a map over elements."""
     overlaps: bool
     """Whether calls of libraries run at the same time if they follow one another and none needs
     another."""

@@ -194,6 +194,14 @@ direct(
 )
 
 
+@builtin(aten.contiguous.default)
+def contiguous(self: Value, memory_format: Any = None) -> Value:
+    """Traced graphs have none but those that lay out convolutions of training graphs."""
+    if memory_format is not torch.channels_last:
+        raise Decline("another layout than channels last")
+    return ge.ChannelsLast(self)
+
+
 # ---- reshapes and permutes ----
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.fx.layouts import carry_channels_last
 from torchair.fx.losses import keep_less_of_cross_entropy
 from torchair.locks import RLock, in_child
 from torchair.torch_private import functions
@@ -35,17 +36,21 @@ from torchair.torch_private.fake import FakeTensor, detect_fake_mode
 from torchair.torch_private.tensors import computation_dtype as get_computation_dtype
 
 
-def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+def partition(joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **options: Any) -> Any:
     """Forward and backward graph. On an NPU the backward reads all that it needs, as in the
     original; elsewhere a minimum cut decides which cheap values it computes again. Without help
     torch keeps an operator of ours that has an effect, such as a print, in both: it belongs where
-    it was traced."""
+    it was traced. If it `lays_out`, convolutions are in the layout that is faster."""
     for node in joint.graph.nodes:
         if _is_effect(node.target):
             backward = node.meta.get("partitioner_tag") == "is_backward"
             node.meta["partitioner_tag"] = f"must_be_in_{'backward' if backward else 'forward'}"
         elif _draws_nothing(node):
             node.target = _Plain(node.target)
+        elif node.target is _BATCH_NORM_BACKWARD and node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])  # in training it reads neither
+    if lays_out:
+        carry_channels_last(joint)
     if _is_on(joint, "cuda"):
         keep_less_of_cross_entropy(joint)
     cut = default_partition if _is_on(joint, "npu") else min_cut_partition
@@ -55,6 +60,9 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
         if isinstance(node.target, _Plain):
             node.target = node.target.op
     return parts
+
+
+_BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
 
 
 def _repeats_effects(joint: fx.GraphModule) -> bool:

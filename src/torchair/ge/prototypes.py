@@ -27,6 +27,11 @@ PhiloxState		y	increments:ListInt device:Str
 PhiloxMask	state shape:INT32,INT64	mask	keep:Float vector:Int threads:Int
 ConvGradients	x filter out_backprop	dx dw	strides:ListInt pads:ListInt \
 dilations:ListInt groups:Int data_format:Str
+BatchNormStatistics	x weight	mean rstd scale variance	epsilon:Float
+BatchNormScale	x mean scale bias	y
+BatchNormSums	dy x weight mean rstd	dweight dbias scale slope level
+BatchNormInputGrad	dy x mean scale slope level	dx
+ChannelsLast	x	y
 """
 
 

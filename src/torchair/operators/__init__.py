@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 FAMILIES = (
-    "activation", "attention", "contraction", "create", "effects", "elementwise", "foreach",
-    "gated", "generic", "index", "loss", "norm", "pool", "quant", "random", "reduce",
+    "activation", "attention", "batch_norm", "contraction", "create", "effects", "elementwise",
+    "foreach", "gated", "generic", "index", "loss", "norm", "pool", "quant", "random", "reduce",
     "scatter", "shape", "slicing",
 )  # fmt: skip
 

@@ -57,6 +57,7 @@ class Trait(enum.Flag):
     CONSTANT = enum.auto()  # value is part of the graph
     WRITES_FIRST = enum.auto()  # output 0 is input 0 updated: it may overwrite input 0
     KEEPS_FORMAT = enum.auto()  # torch's result has channels last where one of its inputs has
+    CHANNELS_LAST = enum.auto()  # the result has channels last
 
 
 class Op:
@@ -183,7 +184,8 @@ class Lowering:
     are read at other places (slices, concatenation, gathers); `reduce` - over the dims
     `reduces(op)` of the operand `domain`; what is computed besides is a map over its dims;
     `update` - writes parts of its first input, the nest runs over the dims of operand `domain`.
-    `declines(op)` gives the reason why a node of this type cannot be lowered, or None.
+    `declines(op)` gives the reason why a node of this type cannot be lowered, or None. What a
+    reduction that `ends` its kernel gives is read from memory: all threads of a device sum it up.
     """
 
     rule: Callable[[Any], Any]
@@ -191,6 +193,7 @@ class Lowering:
     domain: str = ""
     reduces: Callable[[Op], tuple[int, ...]] | None = None
     declines: Callable[[Op], str | None] | None = None
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,12 +271,13 @@ def native(
     domain: str = "",
     reduces: Callable[[Op], tuple[int, ...]] | None = None,
     declines: Callable[[Op], str | None] | None = None,
+    ends: bool = False,
     **more: Any,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Enter an operator whose loops are the function below: what `add_row` and `Lowering` take."""
 
     def enter(loops: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        lowering = Lowering(loops, kind, domain, reduces, declines)
+        lowering = Lowering(loops, kind, domain, reduces, declines, ends)
         add_row(op_type, rule, kernel, traits, loops=lowering, **more)
         return loops
 

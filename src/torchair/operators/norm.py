@@ -324,8 +324,9 @@ def batch_norm_inference(o: LowerOp) -> Lowered:
     return f.typed(elementwise(f.add, elementwise(f.mul, x, factor), shift), o.out_dtype())
 
 
-def _but_channels(o: Op) -> tuple[int, ...]:
-    return tuple(d for d in range(len(o.shape("x"))) if d != 1)
+def but_channels(o: Op, port: str = "x") -> tuple[int, ...]:
+    """All dims of data but that of the channels."""
+    return tuple(d for d in range(len(o.shape(port))) if d != 1)
 
 
 def _not_plain(o: Op) -> str | None:
@@ -343,12 +344,12 @@ def _not_training(o: Op) -> str | None:
     _batch_norm,
     kind="reduce",
     domain="x",
-    reduces=_but_channels,
+    reduces=but_channels,
     declines=_not_training,
 )
 def batch_norm(o: LowerOp) -> list[Lowered]:
     """Each channel less its mean over its deviation, and the running statistics."""
-    x, axes = o.tensor("x"), _but_channels(o)
+    x, axes = o.tensor("x"), but_channels(o)
     middle, squares = _moments(o, x, axes)
     centred = elementwise(f.sub, x, middle)
     n = f.count(x, axes)
@@ -376,12 +377,12 @@ def batch_norm(o: LowerOp) -> list[Lowered]:
     call(_batch_norm_grad, "is_training", "epsilon"),
     kind="reduce",
     domain="x",
-    reduces=_but_channels,
+    reduces=but_channels,
     declines=_not_plain,
 )
 def batch_norm_grad(o: LowerOp) -> list[Lowered]:
     """Gradients of input, weight and bias: all of them sum over the same dims."""
-    x, dy, axes = o.tensor("x"), o.tensor("dy"), _but_channels(o)
+    x, dy, axes = o.tensor("x"), o.tensor("dy"), but_channels(o)
     train = o.attr("is_training")
     ports = ("weight", *(("save_mean", "save_rstd") if train else ("running_mean", "running_var")))
     weight, middle, rstd = (by_channel(o.tensor(p), x.rank) for p in ports)

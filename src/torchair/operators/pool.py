@@ -17,6 +17,7 @@ from torchair.operators.core import (
     Op,
     ShapeRule,
     TorchKernel,
+    Trait,
     add_row,
     call,
     like,
@@ -75,7 +76,7 @@ def _max_pool(op_type: str, fn: Any, spatial: slice, **native: Any) -> None:
 
         return run
 
-    add_row(op_type, rule, kernel, out=True, **native)
+    add_row(op_type, rule, kernel, Trait.KEEPS_FORMAT, out=True, **native)
 
 
 _max_pool(
@@ -93,7 +94,7 @@ def _max_pool_grad(op: Op) -> TorchKernel:
     )
 
 
-add_row("MaxPoolGradWithArgmaxV1", same_as("x"), _max_pool_grad)
+add_row("MaxPoolGradWithArgmaxV1", same_as("x"), _max_pool_grad, Trait.KEEPS_FORMAT)
 
 
 # ---- average ----

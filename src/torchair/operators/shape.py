@@ -42,6 +42,19 @@ _copied = Lowering(of_elements(lambda x: x))
 add_row("TensorMove", core.copy_of("x"), call(_copy), out=True, loops=_copied)
 
 
+def _with_channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.channels_last)
+
+
+add_row(
+    "ChannelsLast",
+    core.copy_of("x"),
+    call(_with_channels_last),
+    Trait.CHANNELS_LAST,
+    loops=_copied,
+)
+
+
 add_row("Assign", core.same_as("ref"), call(torch.Tensor.copy_), Trait.SIDE_EFFECT)
 
 

@@ -46,6 +46,7 @@ class CpuTarget:
     library_channels_last = False
     splits_lists = False
     drawing_threads = 0
+    splits_batch_norms = False
     overlaps = False
     shares_sums = False
     enters = True

@@ -43,6 +43,7 @@ class CudaTarget:
     quantised = FEW
     library_channels_last = True
     splits_lists = True
+    splits_batch_norms = True
     overlaps = True
     shares_sums = True
     enters = False

@@ -296,7 +296,7 @@ class _Fuser:
         views: dict[Node, None] = {}
         for value in operands_of(node):
             space = self._seen(unit, value, views)
-            if space is not None and not self.joins(value):
+            if space is not None and (_ends(value) or not self.joins(value)):
                 return f"{node.type} reads a value that has to be stored"
             if space is not None:
                 seen[value] = space
@@ -539,6 +539,11 @@ class _Fuser:
         nodes = {k: x for k, x in items.items() if self.gather and isinstance(x, Node)}
         gathered = {k for k, x in nodes.items() if has_trait(x, Trait.CONTRACTION)}
         return legality.run_order(items, last, self.needs, self.graph.name, gathered)
+
+
+def _ends(value: Value) -> bool:
+    """Whether a value ends the kernel that computes it: who reads it, reads memory."""
+    return has_loops(value.node.type) and loops_of(value.node.type).ends
 
 
 def _is_view(node: Node) -> bool:

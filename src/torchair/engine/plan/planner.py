@@ -33,7 +33,7 @@ from torchair.fallbacks import Fallback, note
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.ge.shapes import Sym, contiguous_strides, evaluate, free_symbols, is_static
-from torchair.operators import DimOrder, Op, Row, Trait, infer, row_of
+from torchair.operators import DimOrder, Op, Row, Trait, has_trait, infer, row_of
 from torchair.operators.contraction import is_channels_last
 from torchair.operators.reference import tensor_args
 
@@ -406,6 +406,8 @@ class _PlanBuilder:
     def _torch_meta(self, node: Node, row: Row, value: Value) -> Meta:
         """What a result of torch will look like; where it is read as it is, another is copied."""
         meta = self._meta(self.facts[value])
+        if row.has(Trait.CHANNELS_LAST):
+            return layout.in_format(meta, torch.channels_last)
         if not row.has(Trait.KEEPS_FORMAT) or meta.dim() != 4:
             return meta
         read = [self.metas[self.slot[v]] for v in node.values()]
@@ -510,6 +512,8 @@ class _PlanBuilder:
             k = promises.results.index(value)
             promised = None if k in promises.assigned else promises.strides(k, self.env)
             return layout.laid_out(meta, promised)
+        if has_trait(value.node, Trait.CHANNELS_LAST):
+            return layout.in_format(meta, torch.channels_last)
         asked = layout_asked_for(value)
         if asked is not None:
             return layout.in_order(meta, asked)

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import torch
 
-from torchair.engine.optimize.passes import forms, lists, ordering, random
+from torchair.engine.optimize.passes import batch_norms, forms, lists, ordering, random
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.engine.optimize.rules import (
     PATTERNS,
@@ -228,6 +228,9 @@ ENGINE_PASSES = (
     Pass("apply_rules", apply_rules, _rewrites),
     Pass("fold_constants", fold_constants, attrgetter("fold")),
     Pass("split_norm_gradients", forms.split_norm_gradients, _lays_out, ["LayerNormGradV3"]),
+    Pass(
+        "split_batch_norms", batch_norms.split_batch_norms, _lays_out, batch_norms.BATCH_NORMS
+    ),
     Pass("merge_common", merge_common, lambda o: o.level != "O1"),
     Pass(
         "join_convolution_gradients", forms.join_convolution_gradients, _rewrites,

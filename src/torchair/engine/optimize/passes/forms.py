@@ -130,9 +130,9 @@ def wants_channels_last(node: Node) -> bool:
 
 
 def is_wanted_channels_last(value: Value) -> bool:
-    """Whether a reader of a value is a convolution that wants channels last. For a pool before one
+    """Whether a reader of an image is a convolution that wants channels last. For a pool before one
     they had better be first: torch's is four times as fast then."""
-    return any(wants_channels_last(u) for u in value.users())
+    return value.rank == 4 and any(wants_channels_last(u) for u in value.users())
 
 
 # ---- quantised products: where a weight's Transpose goes ----

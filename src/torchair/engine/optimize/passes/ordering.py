@@ -40,6 +40,7 @@ class GraphState:
     channels_last: bool = False  # whether a library convolves short floats best with channels last
     splits_lists: bool = False  # whether operators on lists of tensors are taken apart
     target: Target | None = None  # that kernels are generated for
+    splits_batch_norms: bool = False  # whether sums over a batch are best kernels of their own
     overlap: bool = False  # whether communication and computing shall overlap
     permits: Callable[[str, str], bool] | None = None  # asked before a rule replaces a node
     matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
@@ -55,6 +56,7 @@ class GraphState:
         self.channels_last = target is not None and target.library_channels_last
         self.splits_lists = target is not None and target.splits_lists
         self.target = target
+        self.splits_batch_norms = target is not None and target.splits_batch_norms
 
     def note(self, name: str, done: bool) -> None:
         """Count a rule that fitted."""

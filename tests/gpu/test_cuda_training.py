@@ -1,0 +1,153 @@
+"""Convolutions and batch norms in training on a GPU: what is planned for them on any machine,
+values, strides and losses where there is a GPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torchair
+from cuda_graphs import data
+from cuda_tools import HOPPER
+from tolerance import assert_close
+from torchair import ge
+from torchair.engine.inspect.dry_run import DryRun, dry_run
+from torchair.engine.optimize.passes import GraphState
+from torchair.engine.optimize.passes.batch_norms import split_batch_norms
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Graph
+from torchair.operators import infer
+
+LAST, FLOAT = torch.channels_last, DataType.DT_FLOAT
+
+
+def planned(split: bool) -> DryRun:
+    """A batch norm before a residual sum and an activation, and their gradients."""
+    with Graph("g", infer) as graph:
+        x, other, grad = (data(k, 4, 8, 6, 6, dtype=FLOAT) for k in range(3))
+        vectors = [data(k, 8, dtype=FLOAT) for k in range(3, 7)]
+        y, *running, mean, rstd = ge.BatchNormV3(
+            x, *vectors, epsilon=1e-5, momentum=0.1, is_training=True
+        )
+        z = ge.Relu(ge.Add(y, other))
+        dy = ge.ReluGrad(grad, z)
+        gradients = ge.BatchNormGradV3(
+            dy, x, vectors[0], *vectors[2:], mean, rstd, is_training=True, epsilon=1e-5
+        )
+        ge.NetOutput([*running, z, dy, *gradients])
+    split_batch_norms(graph, GraphState(splits_batch_norms=split))
+    return dry_run(graph, HOPPER, {0: 5, 1: 6})
+
+
+def test_batch_norms_are_sums_and_maps() -> None:
+    """Maps take in what is around them, sums what they sum up; the running statistics are updated
+    where they are, beside another kernel."""
+    run = planned(split=True)
+    kinds = [[n.type for n in s.also] for s in run.plan.steps]
+    first = ["BatchNormScale", "Add", "Relu", "ReluGrad", "BatchNormSums"]
+    assert [k for k in kinds if k != ["Mul", "Mul", "Add"]] == [
+        ["BatchNormStatistics"],
+        first,
+        ["BatchNormInputGrad"],
+    ]
+    assert not run.plan.write_backs
+    assert sum(a.kind == "tied" for a in run.plan.allocations) == 2
+    assert len(run.launches) == 3
+    assert all(run.ptx(launch).count(".entry") == 1 for launch in run.launches)
+
+
+def test_batch_norms_stay_where_they_are_not_split() -> None:
+    types = {n.type for s in planned(split=False).plan.steps for n in s.also}
+    assert {"BatchNormV3", "BatchNormGradV3"} <= types
+
+
+@pytest.mark.parametrize("dtype", [DataType.DT_DOUBLE, DataType.DT_BF16])
+def test_types_that_are_not_split(dtype: DataType) -> None:
+    """float64, and statistics that were narrowed."""
+    with Graph("g", infer) as graph:
+        x, dy = (data(k, 4, 8, 6, 6, dtype=dtype) for k in range(2))
+        vectors = [data(k, 8, dtype=dtype) for k in range(2, 7)]
+        grads = ge.BatchNormGradV3(dy, x, *vectors, is_training=True, epsilon=1e-5)
+        ge.NetOutput(list(grads))
+    split_batch_norms(graph, GraphState(splits_batch_norms=True))
+    assert any(n.type == "BatchNormGradV3" for n in graph.nodes)
+
+
+# ---- on a GPU ----
+
+
+class Block(nn.Module):
+    """Convolutions with batch norms around a residual sum, a pool, and a head."""
+
+    def __init__(self, channels: int = 32, groups: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
+        self.skip = nn.Conv2d(3, channels, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(3))
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.norms
+        y = F.relu(b(self.second(F.relu(a(self.first(x))))) + c(self.skip(x)))
+        return self.head(F.max_pool2d(y, 3, 2, 1).mean((2, 3)))
+
+
+def gradients(model: nn.Module, run: Any, x: Tensor, autocast: bool = False) -> list[Tensor]:
+    model.zero_grad()
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        y = run(x)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device)
+    (y * weights.view(y.shape)).sum().backward()
+    found: list[Any] = [y, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+    return [t.detach().clone(memory_format=torch.preserve_format) for t in found]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("groups", [1, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_on_a_gpu(dtype: torch.dtype, groups: int, last: bool) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Block(groups=groups).cuda().to(dtype), torch.randn(6, 3, 17, 15).cuda().to(dtype)
+    if last:
+        model, x = model.to(memory_format=LAST), x.to(memory_format=LAST)
+    mine, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    run = torch.compile(mine, backend=torchair.get_npu_backend(), dynamic=False)
+    for _ in range(2):
+        got, eager = gradients(mine, run, x), gradients(model, model, x)
+        assert_close(got, eager, gradients(wide, wide, x.double()))
+        assert [t.stride() for t in got] == [t.stride() for t in eager]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("autocast", [False, True])
+def test_losses_are_those_of_eager(autocast: bool) -> None:
+    torch._dynamo.reset()
+    losses = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = Block().cuda()
+        x, labels = torch.randn(16, 3, 32, 32).cuda(), torch.randint(10, (16,)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        run: Any = model
+        if compiled:
+            run = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=False)
+        seen = []
+        for _ in range(20):
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                loss = F.cross_entropy(run(x), labels)
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.detach())
+        losses.append(torch.stack(seen))
+    assert losses[1][-1] < 0.9 * losses[1][0]
+    torch.testing.assert_close(losses[1], losses[0], rtol=3e-2 if autocast else 3e-3, atol=1e-2)

@@ -1,0 +1,188 @@
+"""Channels last in training graphs: what the forward saves, strides of results and gradients, and
+which graphs stay as they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import torchair
+from tolerance import assert_close
+from torchair.fx import tracing
+from torchair.fx.layouts import carry_channels_last
+
+LAST = torch.channels_last
+
+
+class Block(nn.Module):
+    """Two convolutions with batch norms around a residual sum."""
+
+    def __init__(self, channels: int = 8, groups: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1, bias=False, groups=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
+        self.skip = nn.Conv2d(3, channels, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.norms
+        return F.relu(b(self.second(F.relu(a(self.first(x))))) + c(self.skip(x)))
+
+
+class Pools(nn.Module):
+    """Pools, a transposed convolution, sums over images, and a view that counts in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.mix, self.norm = Block(), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)
+        self.up, self.head = nn.ConvTranspose2d(16, 8, 2, 2), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.norm(self.mix(F.max_pool2d(self.block(x), 3, 2, 1))))
+        flat = F.adaptive_avg_pool2d(y, 2).flatten(1)
+        return self.head(flat) + self.up(y).mean((2, 3)).sum(1, keepdim=True)
+
+
+class Dense(nn.Module):
+    """Concatenations, a depthwise convolution, a larger image and a permuted result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(11, 8, 3, padding=1)
+        self.norm, self.each = nn.BatchNorm2d(19), nn.Conv2d(19, 19, 3, padding=1, groups=19)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat([x, self.a(x)], 1)
+        y = self.each(F.silu(self.norm(torch.cat([y, self.b(F.relu(y))], 1))))
+        return F.interpolate(y, scale_factor=2).permute(0, 2, 3, 1) * y.sum(1, keepdim=True).mean()
+
+
+def gradients(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """Result, gradients and buffers of a step."""
+    model.zero_grad()
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = run(x)
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+    found: list[Any] = [y, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+    return [t.detach().clone(memory_format=torch.preserve_format) for t in found]
+
+
+@pytest.mark.parametrize("make", [Block, lambda: Block(groups=4), Pools, Dense])
+@pytest.mark.parametrize("last", [False, True])
+def test_values_and_strides_are_those_of_eager(make: Callable[[], nn.Module], last: bool) -> None:
+    torch.manual_seed(0)
+    model = make()
+    x = torch.randn(3, 3, 13, 11)
+    if last:
+        model, x = model.to(memory_format=LAST), x.to(memory_format=LAST)
+    mine, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    run = torch.compile(mine, backend=torchair.get_npu_backend(), dynamic=False)
+    for _ in range(2):
+        got, eager = gradients(mine, run, x), gradients(model, model, x)
+        assert_close(got, eager, gradients(wide, wide, x.double()))
+        assert [t.stride() for t in got] == [t.stride() for t in eager]
+
+
+def split(
+    model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[fx.GraphModule]:
+    """Forward and backward graph of a training step."""
+    found: list[fx.GraphModule] = []
+    whole = tracing.min_cut_partition
+
+    def cut(*args: Any, **more: Any) -> Any:
+        found.extend(whole(*args, **more))
+        return tuple(found[-2:])
+
+    monkeypatch.setattr(tracing, "min_cut_partition", cut)
+    torch._dynamo.reset()
+    config = torchair.CompilerConfig()
+    config.numerics = options.pop("numerics", "default")
+    run = torch.compile(model, backend=torchair.get_npu_backend(compiler_config=config), **options)
+    run(x).sum().backward()
+    return found
+
+
+def copies(graph: fx.GraphModule) -> list[fx.Node]:
+    return graph.graph.find_nodes(op="call_function", target=torch.ops.aten.contiguous.default)
+
+
+def images(graph: fx.GraphModule) -> list[Tensor]:
+    """What a graph is called with that has four dims, filters of one place aside."""
+    given = (n.meta["val"] for n in graph.graph.find_nodes(op="placeholder"))
+    return [t for t in given if isinstance(t, Tensor) and t.dim() == 4 and t.shape[2] > 1]
+
+
+def test_what_is_saved_has_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, backward = split(Block(), torch.randn(4, 3, 8, 8), monkeypatch)
+    assert len(copies(forward)) == 3  # the image and two filters: the third is of single places
+    assert not copies(backward)
+    saved = images(backward)
+    assert len(saved) > 5
+    tangent = [t.is_contiguous(memory_format=LAST) for t in saved].count(False)
+    assert tangent == 1  # the gradient of the result comes as the result is
+
+
+def test_running_statistics_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their new values are written where the old ones were, and the backward reads neither."""
+    model = nn.Sequential(nn.Conv2d(3, 7, 1), nn.BatchNorm2d(7))
+    _, backward = split(model, torch.randn(4, 3, 8, 8), monkeypatch)
+    vectors = [n for n in backward.graph.find_nodes(op="placeholder") if _dims(n) == (7,)]
+    assert len(vectors) == 3  # the weight, the mean and one over the deviation of the batch
+
+
+def _dims(node: fx.Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+@pytest.mark.parametrize(
+    "model, x, options",
+    [
+        (Block(), torch.randn(1, 3, 8, 8), {}),
+        (Block(), torch.randn(4, 3, 8, 8), {"numerics": "strict"}),
+        (Block(), torch.randn(4, 3, 8, 8), {"dynamic": True}),
+        (Block().double(), torch.randn(4, 3, 8, 8, dtype=torch.float64), {}),
+        (nn.Conv2d(8, 8, 3, groups=8), torch.randn(4, 8, 8, 8), {}),
+        (nn.Conv1d(8, 8, 3), torch.randn(4, 8, 8), {}),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)), torch.randn(4, 3, 8, 8), {}),
+        (nn.Sequential(nn.Linear(8, 8)), torch.randn(4, 8), {}),
+    ],
+    ids=["batch 1", "strict", "dynamic", "float64", "depthwise", "1d", "group norm", "none"],
+)
+def test_graphs_that_stay_as_they_are(
+    model: nn.Module, x: Tensor, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = split(model, x, monkeypatch, **options)
+    assert len(graphs) == 2
+    assert not any(copies(g) for g in graphs)
+
+
+def test_strict_numerics_keep_the_bits_of_eager() -> None:
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(4, 3, 9, 9)
+    mine = copy.deepcopy(model)
+    config = torchair.CompilerConfig()
+    config.numerics = "strict"
+    run = torch.compile(mine, backend=torchair.get_npu_backend(compiler_config=config))
+    for got, eager in zip(gradients(mine, run, x), gradients(model, model, x), strict=True):
+        assert torch.equal(got, eager)
+
+
+def test_operators_that_count_in_memory_read_what_was_traced() -> None:
+    """`as_strided` means other elements with other strides."""
+
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w).as_strided((2, 4), (4, 1), 3) * 2
+
+    x, w = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
+    joint = fx.experimental.proxy_tensor.make_fx(forward, tracing_mode="fake")(x, w)
+    carry_channels_last(joint)
+    joint.recompile()
+    assert copies(joint)
+    torch.testing.assert_close(joint(x, w), forward(x, w))
