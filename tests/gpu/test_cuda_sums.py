@@ -203,7 +203,9 @@ CASES: list[tuple[Callable[..., tuple[Nest, list[np.ndarray]]], tuple[object, ..
 
 
 @pytest.mark.parametrize("order", ("together", "down"))
-@pytest.mark.parametrize(("make", "sizes"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("make", "sizes"), CASES, ids=[f"{make.__name__}-{sizes}" for make, sizes in CASES]
+)
 def test_values_on_numpy(make: Callable[..., object], sizes: Sequence[object], order: str) -> None:
     nest, memory = make(*sizes)  # type: ignore[misc]
     for wordy in (never, always):

@@ -19,6 +19,7 @@ from torchair.engine.strides import Meta
 from torchair.engine.units import emitter
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
+from torchair.ge.shapes import Dim, broadcast
 from torchair.log import debug_print
 from torchair.operators import Op
 from torchair.operators.attention import is_plain
@@ -85,8 +86,7 @@ def _rows(node: Node) -> int | None:
     """Rows of a product with one matrix, if they are known."""
     first, second = (value.shape or () for value in factors(node))
     dims = [first[-1], *first[:-2]] if transposed(node, 1) else list(first[:-1])
-    known = [d for d in dims if isinstance(d, int)]
-    return math.prod(known) if len(known) == len(dims) and len(second) == 2 else None
+    return _product(dims) if len(second) == 2 else None
 
 
 def _sizes(node: Node) -> tuple[int | None, ...]:
@@ -97,11 +97,16 @@ def _sizes(node: Node) -> tuple[int | None, ...]:
         first[-2:] = first[:-3:-1]
     if transposed(node, 2):
         second[-2:] = second[:-3:-1]
-    outer, rows = _broadcast(first[:-2], second[:-2]), [first[-2]]
+    outer, rows = list(broadcast(first[:-2], second[:-2])), [first[-2]]
     if len(second) == 2:
         outer, rows = [], first[:-1]
-    dims = (outer, rows, second[-1:], first[-1:])
-    return tuple(math.prod(d) if all(isinstance(n, int) for n in d) else None for d in dims)
+    return tuple(map(_product, (outer, rows, second[-1:], first[-1:])))
+
+
+def _product(dims: Sequence[Dim]) -> int | None:
+    """The product of dims, None if one is not known."""
+    known = [d for d in dims if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(dims) else None
 
 
 def _type_of(node: Node, port: str) -> Element | None:

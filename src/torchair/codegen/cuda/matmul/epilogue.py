@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torchair.codegen.cuda.jit import WARP
 from torchair.codegen.cuda.point import Spot, ThreadPoint, rounded_at_once
@@ -194,7 +195,7 @@ class TileEpilogue:
                 counts = inside if counts is None else w(f"and i1 {counts}, {inside}")
             point.slots = [Spot(0, counts, pair.spot.index)]
             point.raws = pair.raws[h]
-            point.sources = {k: (lambda slot, x=x: x) for k, x in sources.items()}
+            point.sources = {k: partial(_same_for_all, x) for k, x in sources.items()}
             results = w(f"insertelement <2 x float> poison, float {sums[2 * h]}, i64 0")
             point.given = [
                 w(f"insertelement <2 x float> {results}, float {sums[2 * h + 1]}, i64 1")
@@ -212,8 +213,8 @@ class TileEpilogue:
         w = self.w
         flat = [x for mine in sums for x in mine]
         kept = w.scratch(4 * len(flat))
-        for k, x in enumerate(flat):
-            w.do(f"store float {x}, ptr {w.offset(kept, 'float', k)}")
+        for number, x in enumerate(flat):
+            w.do(f"store float {x}, ptr {w.offset(kept, 'float', number)}")
         each = self.columns // 2
         with w.loop("0", str(len(flat))) as loop:
             k = w.rem(loop.index, str(each))
@@ -292,7 +293,7 @@ class TilePoint(ThreadPoint):
         if x.data != self.vector_axis:
             return self.index[x.data]
         w = self.w
-        start = w.add(self.index[x.data], self._spot(slot).index)
+        start = w.add(self.index[x.data], self.spot(slot).index)
         lanes = writer.lane_numbers(self.lanes, 64, 1, 0)
         return w(f"add {w.vector('i64')} {w.splat('i64', start)}, {lanes}")
 
@@ -304,7 +305,7 @@ class TilePoint(ThreadPoint):
             super().store(what, slot)
             return
         value = writer.convert(w, self.vector(what.value, slot), what.value.dtype, "f32", PAIR)
-        at, counts = self._at_slot(place, slot), self._spot(slot).mask
+        at, counts = self._at_slot(place, slot), self.spot(slot).mask
         if _is_short(what):
             pair = memory.leaving(w, value, place.dtype, PAIR)
             exchange.add(self, w(f"bitcast <2 x i16> {pair} to i32"), at, counts)
@@ -334,8 +335,8 @@ class Exchange:
             if len(words) == _QUAD:
                 self._together(self.rows[row], [x for x, _, _ in words], start)
                 continue
-            for word, place, counts in words:
-                _store(self.w, place, [word], counts)
+            for word, address, counts in words:
+                _store(self.w, address, [word], counts)
         self.words = {}
 
     def _together(self, point: TilePoint, words: list[str], start: int) -> None:
@@ -379,6 +380,11 @@ def _store(w: GpuWriter, place: str, words: Sequence[str], counts: str | None) -
         given.append(("i32", w(f"zext i1 {counts} to i32")))
         kinds += ",r"
     w.assembly(code, "void", f"{kinds},~{{memory}}", *given)
+
+
+def _same_for_all(value: str, slot: int) -> str:
+    """A value that does not depend on the slot."""
+    return value
 
 
 def _is_short(store: Store) -> bool:

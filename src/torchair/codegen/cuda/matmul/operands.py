@@ -63,21 +63,19 @@ class Factor:
         for size, stride in [*far, (self.batch, batch)]:
             if size == 1:
                 continue
-            whole = isinstance(stride, int) and stride > 0
-            if not whole or stride * BYTES[self.dtype] % 16:
+            if not isinstance(stride, int) or stride <= 0 or stride * BYTES[self.dtype] % 16:
                 return f"a factor with strides {self.strides}, which are no multiples of 16 bytes"
         return None
 
     def tile(self) -> TensorTile:
         """The tensor as the copy engine is told of it."""
         batch, row, k = self.strides
-        dims, far = ((self.k, self.rows), row) if self.along else ((self.rows, self.k), k)
-        last = self.rows if self.along else self.k
-        strides: list[Size] = [far if last != 1 else 16]
+        dims, far = ([self.k, self.rows], row) if self.along else ([self.rows, self.k], k)
+        strides: list[Size] = [far if dims[1] != 1 else 16]
         box = [LINE, self.taken if self.along else LINE]
         if self.batch != 1:
-            dims, strides, box = (*dims, self.batch), [*strides, batch], [*box, 1]
-        return TensorTile(self.word, self.dtype, dims, tuple(strides), tuple(box))
+            dims, strides, box = [*dims, self.batch], [*strides, batch], [*box, 1]
+        return TensorTile(self.word, self.dtype, tuple(dims), tuple(strides), tuple(box))
 
     def load(
         self, w: GpuWriter, place: str, batch: str, row: str, element: str, barrier: str
