@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from fuzz import Tally, Verdict, judged, tried
 from fuzz_coverage import everything, known
+from fuzz_judge import RoundingNoise, within_noise
 from fuzz_trial import CYCLE, Trial, quiet
 from fuzz_unreached import UNREACHED
 from random_recipes import RECIPES, Written
@@ -95,6 +97,26 @@ def test_what_eager_gives_for_exact_operands_is_excused(
         verdict = judged(trial)
     assert bool(verdict.wrong) is not excused
     assert ("eager gives it if it computes from exact ones" in verdict.excused) is excused
+
+
+def test_gradients_that_cancel_are_judged_by_the_noise_of_rounding() -> None:
+    """1/n - x^2/n^3 in float16: 0 or what rounding leaves of 1/n, but not a part of 1/n."""
+    x = torch.tensor([0.0021], dtype=torch.float16, requires_grad=True)
+
+    def gradient(seed: int | None = None) -> torch.Tensor:
+        with nullcontext() if seed is None else RoundingNoise(seed):
+            result = torch.nn.functional.cosine_similarity(x, torch.ones_like(x), 0)
+            return torch.autograd.grad(result, x)[0]
+
+    eager, off = gradient(), torch.tensor([0.2], dtype=torch.float16)
+    assert within_noise(eager, eager, gradient)
+    assert within_noise(off, eager, gradient)
+    assert not within_noise(20 * off, eager, gradient)
+    assert not within_noise(off, eager, lambda _: eager)
+    with quiet():
+        verdict = tried(97008658)
+    assert not verdict.wrong
+    assert "within the noise of rounding to 16 bits" in verdict.excused
 
 
 def test_results_that_a_later_call_overwrites_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
