@@ -18,10 +18,12 @@ from ptx_machine import Order
 from torchair.codegen.cuda.driver import library
 from torchair.codegen.cuda.jit import Entry, describe, foreign, ptx
 from torchair.codegen.cuda.matmul import declines, forms, matmul
-from torchair.codegen.cuda.matmul.forms import FORMS
+from torchair.codegen.cuda.matmul.forms import LARGE, MatmulForm, Sizes, candidates, wins
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.requests import Product
 from torchair.codegen.target import Anchor, Declined
+
+FORMS = (LARGE, MatmulForm(128, blocks=2), MatmulForm(128, stages=6), MatmulForm(256, group=16))
 
 # ---- text ----
 
@@ -102,9 +104,36 @@ def test_products_that_the_library_is_better_at_are_its(sizes: tuple[int | None,
 def test_a_tuner_may_choose_among_forms() -> None:
     request = MatmulCase(4096, 4096, 4096, TWO).product()
     found = CudaTarget(0, HOPPER).choices(request)
-    assert len(found["form"]) == len(FORMS)
+    assert found["form"][0] == str(LARGE)
+    assert 1 < len(found["form"]) == len(set(found["form"]))
     made = CudaTarget(0, HOPPER).generate(request, "product")
     assert made.launch is not None and made.launch.most_blocks == HOPPER.multiprocessors
+
+
+SHAPES = [
+    (1, 4096, 4096, 4096), (1, 1024, 1024, 1024), (1, 16, 14336, 4096), (1, 64, 4096, 14336),
+    (8, 300, 520, 264), (1, 16384, 2048, 2048), (1, 1, 8, 8), (64, 128, 128, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_forms_that_are_tried_have_room_and_fit_the_product(sizes: Any) -> None:
+    found = candidates(Sizes(*sizes), 132)
+    assert found and all(form.is_sound() for form in found)
+    (_, m, n, _), first = sizes, found[0]
+    assert first.rows < 2 * max(m, 64) and first.columns < 2 * max(n, 64)
+    make = MatmulCase(*sizes[1:], first, batch=sizes[0]).generate
+    assert "wgmma.mma_async" in ptx([entry_of(*make(HOPPER))], HOPPER)
+
+
+def test_few_tiles_are_split_among_multiprocessors() -> None:
+    few, many = (candidates(Sizes(1, n, n, 4096), 132)[0] for n in (512, 8192))
+    assert few.split > 1 and many.split == 1
+    assert few.rows * few.columns < many.rows * many.columns
+
+
+def test_products_larger_than_measured_are_left_to_the_library() -> None:
+    assert wins(1, 4096, 4096, 4096, 132) and not wins(1, 8192, 8192, 8192, 132)
 
 
 # ---- values ----

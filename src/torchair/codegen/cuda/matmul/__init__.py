@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torchair.codegen.cuda.hopper import DTYPES
 from torchair.codegen.cuda.jit import Gpu
-from torchair.codegen.cuda.matmul.forms import FORMS, LARGE, MatmulForm, default_form, wins
+from torchair.codegen.cuda.matmul.forms import LARGE, MatmulForm, Sizes, candidates, wins
 from torchair.codegen.cuda.matmul.loop import TensorMatmul
 from torchair.codegen.cuda.matmul.operands import factors
 from torchair.codegen.requests import Product
@@ -42,15 +42,16 @@ def refusal(request: Product, gpu: Gpu) -> str | None:
 
 
 def forms(request: Product, gpu: Gpu) -> list[MatmulForm]:
-    """Forms that are worth measuring, the default first; none of a product that is not served."""
+    """Forms that are worth measuring, the default first; none of a product that is not served. The
+    default is the one that was measured against the library; the others are what a tuner tries."""
     if refusal(request, gpu):
         return []
     matmul = request.matmul
-    batch, m, n = matmul.batch, matmul.m, matmul.n
-    first = LARGE
-    if isinstance(batch, int) and isinstance(m, int) and isinstance(n, int):
-        first = default_form(batch, m, n)
-    return list(dict.fromkeys((first, *FORMS)))
+    sizes = (matmul.batch, matmul.m, matmul.n, matmul.k)
+    known = [n for n in sizes if isinstance(n, int)]
+    if len(known) < len(sizes):
+        return [LARGE]
+    return list(dict.fromkeys((LARGE, *candidates(Sizes(*known), gpu.multiprocessors))))
 
 
 def declines(anchor: Anchor, gpu: Gpu) -> str | None:

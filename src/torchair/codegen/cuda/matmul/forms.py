@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchair.codegen.cuda.hopper import ALIGNED, LINE, WARPGROUP
 from torchair.codegen.cuda.jit import MOST_SHARED
@@ -89,20 +89,99 @@ class MatmulForm:
 
 
 LARGE = MatmulForm(256)
-"""The form for large products."""
-FORMS = (LARGE, MatmulForm(128, blocks=2), MatmulForm(128, stages=6), MatmulForm(256, group=16))
-"""Forms that are worth measuring."""
+"""The form for large products, and for those whose sizes are not known."""
+_BLOCKS = ((2, 1, False), (1, 1, False), (2, 2, False), (2, 2, True), (2, 1, True))
+"""Multiplying warpgroups, 64 rows of each, and whether these alternate."""
+_COLUMNS = (256, 192, 128, 64)
+_SPLITS = (1, 2, 4)
+_MOST_STAGES = 10
+_LEAST_STAGE = 24 << 10
+"""Bytes of a stage; smaller ones hold two lines of the sum."""
 
 
-def default_form(batch: int, m: int, n: int) -> MatmulForm:
-    """A form that is good without being measured."""
-    return LARGE
+@dataclass(frozen=True)
+class Sizes:
+    """Of a product."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+def candidates(sizes: Sizes, multiprocessors: int, count: int = 6) -> list[MatmulForm]:
+    """Forms that are worth measuring, the one that should be fastest first."""
+    found = {}
+    for warpgroups, blocks, alternate in _BLOCKS:
+        if blocks * warpgroups > 1 and sizes.m * 2 <= 64 * blocks * (
+            1 if alternate else warpgroups
+        ):
+            continue  # half of a tile, or more, would be outside
+        for split in _SPLITS[: 1 if alternate else None]:
+            base = MatmulForm(8 * split, warpgroups, blocks, 2, 1, 8, alternate, split)
+            for columns in _columns(base, sizes, multiprocessors):
+                form = _filled(replace(base, columns=columns, group=_group(sizes)))
+                if form is not None:
+                    found[form] = predicted(form, sizes, multiprocessors)
+    return sorted(found, key=found.__getitem__)[:count]
+
+
+def _columns(base: MatmulForm, sizes: Sizes, multiprocessors: int) -> set[int]:
+    """Columns of a tile: some usual ones, and those with which the last turn is a whole one."""
+    unit, most = 8 * base.split, 256 // base.blocks
+    rows = sizes.batch * -(-sizes.m // base.rows)
+    wanted = set(_COLUMNS)
+    for turns in range(1, 5):
+        if tiles := turns * (multiprocessors // base.split) // rows:
+            wanted.add(-(-sizes.n // tiles))
+    return {c for n in wanted if (c := -(-n // unit) * unit) <= most}
+
+
+def _filled(form: MatmulForm) -> MatmulForm | None:
+    """The form with as many stages as have room."""
+    if form.stage < _LEAST_STAGE:
+        form = replace(form, lines=2)
+    stages = (MOST_SHARED - _SPARE - form.exchanged - 2 * BARRIER) // (form.stage + 2 * BARRIER)
+    form = replace(form, stages=min(_MOST_STAGES, stages))
+    return form if stages >= 2 and form.is_sound() else None
+
+
+def _group(sizes: Sizes) -> int:
+    return 16 if sizes.m >= 4 * sizes.n else MatmulForm.group
+
+
+# ---- an estimate of time, in cycles of a multiprocessor, by which forms are ranked ----
+
+_PRODUCTS = 2048.0 * 0.92
+"""That tensor cores multiply and add, near their best."""
+_COPIED = 42.0
+"""Bytes that come from L2, when all ask for some."""
+_READ = 18.0
+"""Bytes that come from memory."""
+_BEGIN, _END = 2500.0, 1200.0
+"""Until the first products, and between the tiles of a block that does not alternate."""
+
+
+def predicted(form: MatmulForm, sizes: Sizes, multiprocessors: int) -> float:
+    """About how long a product takes."""
+    rows, columns = -(-sizes.m // form.rows), -(-sizes.n // form.columns)
+    turns = -(-sizes.batch * rows * columns // (multiprocessors // form.split))
+    steps = -(-sizes.k // (form.depth * form.split)) * form.lines
+    copied = (min(form.rows, sizes.m) + form.columns) * LINE * 2
+    step = max(form.rows * form.columns * LINE / _PRODUCTS, copied / _COPIED)
+    end = _END * (form.split if form.split > 1 else 0.3 if form.alternate else 1)
+    read = 2 * sizes.batch * (sizes.m + sizes.n) * sizes.k / multiprocessors / _READ
+    return _BEGIN + max(turns * (steps * step + end), read)
+
+
+_LARGEST = 192 << 20
+"""Bytes of both factors up to which our kernel was as fast as the library's: 0.9 of it at 256."""
 
 
 def wins(batch: int, m: int, n: int, k: int, multiprocessors: int) -> bool:
-    """Whether our kernel is at least as fast as the library's."""
-    form = default_form(batch, m, n)
+    """Whether our kernel, in the form for large products, is at least as fast as the library's."""
+    form = LARGE
     tiles = batch * -(-m // form.rows) * -(-n // form.columns)
     turns = -(-tiles // multiprocessors)
     busy = batch * m * n / (turns * multiprocessors * form.rows * form.columns)
-    return busy >= 0.7 and k >= 1024
+    return busy >= 0.7 and k >= 1024 and 2 * batch * (m + n) * k <= _LARGEST
