@@ -73,6 +73,12 @@ class Instruction:
         return None
 
 
+    @property
+    def polls(self) -> bool:
+        """Whether this reads what other blocks write while it may be read again and again."""
+        return self.parts[0] == "ld" and "acquire" in self.parts
+
+
 @dataclass
 class Function:
     """An entry: its code, where labels are, its parameters, and its shared memory."""
@@ -200,6 +206,7 @@ class Blocks:
             self.shared_owned[k * BLOCK : k * BLOCK + self.function.shared_bytes] = True
         self.at = np.zeros(self.count, np.int64)
         self.done = np.zeros(self.count, np.bool_)
+        self.polled = np.zeros(self.count, np.bool_)
         self.groups = {
             "warp": number // WARP,
             "warpgroup": number // tensor_cores.WARPGROUP,
@@ -221,23 +228,35 @@ class Blocks:
                         self._jump(instruction, place, active)
                         break
                     self.execute(instruction, active)
+                    if instruction.polls:
+                        self.polled |= active
                     place += 1
                     self.at[active] = place
                     if place in targets or self.function.code[place].waits:
                         break
 
     def _next(self) -> tuple[int, Values]:
-        """The first place where threads are that need not wait for others."""
+        """The first place where threads are that need not wait for others. Threads that polled
+        memory which others write come after those that did not: a loop of theirs may wait."""
+        for later in (self.polled, np.zeros_like(self.polled)):
+            found = self._first(~(self.done | later))
+            if found is not None:
+                return found
+            self.polled[:] = False
+        raise RuntimeError(f"threads wait at {np.unique(self.at[~self.done])} for others")
+
+    def _first(self, among: Values) -> tuple[int, Values] | None:
+        """The first place where some of these threads are that need not wait for others."""
         warps = self.groups["warp"]
         numbers = range(self.count // WARP)
         for warp in {"together": [None], "up": numbers, "down": reversed(numbers)}[self.order]:
-            mine = ~self.done if warp is None else ~self.done & (warps == warp)
+            mine = among if warp is None else among & (warps == warp)
             for place in np.unique(self.at[mine]):
                 ready = self._ready(int(place))
                 if (ready & mine).any():
                     alone = self.function.code[place].waits is None
                     return int(place), ready & mine if alone else ready
-        raise RuntimeError(f"threads wait at {np.unique(self.at[~self.done])} for others")
+        return None
 
     def _ready(self, place: int) -> Values:
         """Threads at a place for which all others are there that they must wait for."""

@@ -71,6 +71,7 @@ class _Sums(ThreadUnit):
         self.open = ExitStack()
         self.waits = any(p.reductions and walks_after(plan, p) for p in plan.phases)
         self.turns = 0  # how often all blocks have waited for each other
+        self.alone = False  # whether the last of these blocks goes on and the others have ended
         reductions = [r for p in plan.phases for r in p.reductions]
         self.numbers = {id(r): k for k, r in enumerate(reductions)}
         self.scratch: dict[str, str] = form.shared_memory
@@ -96,10 +97,10 @@ class _Sums(ThreadUnit):
         """Store what is the same for all points along the reduced axes: once, when no other block
         and no other thread reads what is overwritten."""
         w, form = self.w, self.form
-        if self.waits and form.splits != "1":
-            self.open.enter_context(w.when(self._is_last()))
-        elif self.waits:
+        if self.waits and form.splits == "1":
             w.barrier()
+        elif self.waits and not self.alone:
+            self.open.enter_context(w.when(self._is_last()))
         self.point.writes = w(f"icmp eq i64 {w.thread()}, 0")
         if self.columns:
             first = w(f"icmp eq i64 {self.row}, 0")
@@ -247,6 +248,7 @@ class _Sums(ThreadUnit):
         if again:
             self._await_all()
         else:
+            self.alone = True
             self.open.enter_context(w.when(self._is_last()))
         return self._of_threads(phase, self._gathered(phase, parts))
 
