@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from cuda_tools import HOPPER, OLDER, back, entry_of, made, on_gpu, on_machine, run
@@ -67,6 +68,17 @@ def test_short_rows_share_a_warp() -> None:
 
 
 # ---- values ----
+
+
+def test_one_point_without_axes() -> None:
+    stores = (
+        Store(
+            Access(1, "f32", ()),
+            op("add", load(Access(0, "f32", ())), Expr("const", "f32", data=1.0)),
+        ),
+    )
+    nest, memory = Nest((), stores), [np.full(1, 2.5, np.float32), np.zeros(1, np.float32)]
+    assert on_machine(made(nest, 2, HOPPER), HOPPER, memory)[1] == 3.5
 
 
 @pytest.mark.parametrize("part", range(2))

@@ -183,8 +183,8 @@ def test_calls_of_one_kernel_have_its_arguments_and_operands_of_their_own() -> N
 class CountedCall:
     """In the place of a launch: there is no driver."""
 
-    def __init__(self, *args: Any) -> None:
-        self.words = args[3]
+    def __init__(self, *args: Any, early: bool, **_: Any) -> None:
+        self.words, self.early = args[3], early
 
 
 def test_binding_generates_and_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,15 +214,10 @@ def test_binding_generates_and_compiles_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_all_launches_but_the_first_begin_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was launched before the first is not known, and may write what that loads at once."""
     run = attention_inputs(1, 256)
-    seen: list[bool] = []
-
-    class Noted:
-        def __init__(self, *args: Any) -> None:
-            self.words = args[3]
-            seen.append(args[-1])
-
     target = CudaTarget(0, HOPPER)
-    monkeypatch.setattr(cuda_run, "KernelLaunch", Noted)
+    monkeypatch.setattr(cuda_run, "KernelLaunch", CountedCall)
     monkeypatch.setattr(target.library, "add", lambda entries: {})
-    target.bind(run.plan.steps, program.Memory(run.plan, 0), 1)
+    seen = [
+        call.early for call in target.bind(run.plan.steps, program.Memory(run.plan, 0), 1)._calls
+    ]
     assert seen == [False, *[True] * (len(run.launches) - 1)] and len(seen) > 1

@@ -72,7 +72,6 @@ class Instruction:
             return "cluster" if "cluster" in self.parts else "block"
         return None
 
-
     @property
     def polls(self) -> bool:
         """Whether this reads what other blocks write while it may be read again and again."""

@@ -54,7 +54,10 @@ def elements_of(places: Sequence[Access]) -> int:
 
 
 def contiguous(nest: Nest) -> list[Access]:
-    """Accesses whose vectors are neighbours in memory, at places that are multiples of them."""
+    """Accesses whose vectors are neighbours in memory, at places that are multiples of them. A
+    single point has none."""
+    if not nest.axes:
+        return []
     varies = varying(expressions(nest), len(nest.axes) - 1, nest.reduced)
     return [
         p

@@ -133,7 +133,15 @@ class Launches(NativePart):
         number = numbers.__getitem__  # of the only kernel, where one has tensors
         together = any(job.launch.together for job in bundle)
         call = KernelLaunch(
-            self._library, entry, grid, words, shared, cluster, early, together, number
+            self._library,
+            entry,
+            grid,
+            words,
+            shared,
+            cluster,
+            early=early,
+            together=together,
+            number=number,
         )
         self._given += [(word, call.words, position) for word, position in where]
         return call
