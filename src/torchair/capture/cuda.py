@@ -32,7 +32,7 @@ import torch
 from torchair.capture import base, exchange
 from torchair.capture.rehearsal import EngineWalk, GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
-from torchair.codegen.cuda.driver import DriverError
+from torchair.codegen.cuda.driver import DriverError, enter_context
 from torchair.engine.plan.records import extent, picker
 from torchair.engine.run.native import same_as
 from torchair.errors import CaptureError, InputError
@@ -370,10 +370,13 @@ class StreamOrder:
         self._device = device
         self._last: int | None = None
         self._stream: Any = None
+        self._by_driver = accelerator.kind == "cuda"
 
     def enter(self) -> int:
         """Work of the current stream now comes after all replays before. Gives that stream as the
-        driver knows it."""
+        driver knows it, of which this thread may use functions from now on."""
+        if self._by_driver:
+            enter_context()
         current: int = self._current(self._device.index)
         if current != self._last:
             self._switch(current)

@@ -312,6 +312,7 @@ class EngineWalk:
 
     def __call__(self, args: Sequence[Any], place: PlaceMemory | None = None) -> Sequence[Any]:
         """Run it; `place` gives memory for results, as far as it has any."""
+        self._launches, self._constants = [], []  # memory of an earlier run may be used again
         results, program = self._graph.once(args, place)
         packed = [x for code in program.plan.natives for x in code.packed.values()]
         self._launches = [x for x in program.parts if isinstance(x, Launches)]
@@ -333,7 +334,8 @@ class EngineWalk:
 
     def constants(self) -> list[torch.Tensor]:
         """Tensors that the program reads and that only it keeps alive."""
-        return [*self._constants, *(x.faults for x in self._launches)]
+        scratch = [x.scratch for x in self._launches if x.scratch is not None]
+        return [*self._constants, *scratch, *(x.faults for x in self._launches)]
 
     def checks(self) -> list[Callable[[Sequence[Any]], None]]:
         """What is to be asked before a replay: whether an earlier one met a bad index."""

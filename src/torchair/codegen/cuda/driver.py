@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,30 @@ def _check(code: int, what: str) -> None:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(text))
         raise DriverError(f"{what}: {(text.value or b'').decode()} ({code})")
+
+
+class _Thread(threading.local):
+    """What is known of the calling thread."""
+
+    has_context = False
+
+
+_thread = _Thread()
+
+
+def enter_context() -> None:
+    """Give the calling thread a context of the driver if it has none. The runtime that torch calls
+    does so by itself; of the driver's functions some end the process without one."""
+    if _thread.has_context:
+        return
+    found, device = ctypes.c_void_p(), ctypes.c_int()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(found)), "the context of a thread")
+    if not found:
+        index = torch.cuda.current_device()
+        _check(_driver().cuDeviceGet(ctypes.byref(device), index), "a device")
+        _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(found), device), "a context")
+        _check(_driver().cuCtxSetCurrent(found), "the context of a thread")
+    _thread.has_context = True
 
 
 class GpuLibrary:

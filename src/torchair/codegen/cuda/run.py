@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cuda.driver import GpuLibrary, KernelLaunch
+from torchair.codegen.cuda.driver import GpuLibrary, KernelLaunch, enter_context
 from torchair.codegen.cuda.jit import Entry, Gpu
 from torchair.codegen.cuda.jobs import Bundle, Join, bundles
 from torchair.codegen.program import (
@@ -33,7 +34,8 @@ class SharedLaunches:
         self.layout = ArgumentLayout(steps, plan)
         self.groups = bundles(steps, plan, self.layout, join)
         self._entries: list[Entry] | None = None
-        self._cleared: torch.Tensor | None = None  # scratch memory for a program
+        self._cleared: torch.Tensor | None = None  # scratch memory for recorded programs
+        self._user: Callable[[], torch.Tensor | None] = lambda: None  # what a recording has of it
 
     def built(self, library: GpuLibrary) -> list[Entry]:
         """What the launches run, compiled when this is asked first."""
@@ -52,13 +54,16 @@ class SharedLaunches:
         return [max(g[k].launch.scratch for g in self.groups if len(g) > k) for k in places]
 
     def scratch(self, index: int) -> torch.Tensor:
-        """Scratch memory for a program. It is zero when its first launch begins, and kernels leave
-        zeros where they found zeros. What a device records had better not clear it in each replay,
-        and can allocate no other memory: it gets what was cleared when kernels were compiled."""
-        found, recording = self._cleared, torch.cuda.is_current_stream_capturing()
-        if found is None or not recording:
+        """Scratch memory for a program, which must outlive what a device has recorded of it. It is
+        zero when its first launch begins, and kernels leave zeros where they found zeros. A
+        recording gets what was cleared when kernels were compiled, as long as no other one has it:
+        memory that is allocated during a capture is cleared in each replay."""
+        if self._cleared is None or not torch.cuda.is_current_stream_capturing():
             return self._zeros(index)
-        self._cleared = None
+        if self._user() is not None:
+            return self._zeros(index)
+        found = self._cleared[:]
+        self._user = weakref.ref(found)
         return found
 
     def _zeros(self, index: int) -> torch.Tensor:
@@ -89,8 +94,8 @@ class Launches(NativePart):
         self.layout, self.faults = shared.layout, shared.faults
         values = self._values(memory)
         entries = shared.built(library)
-        self._scratch = shared.scratch(library.index) if any(shared.rooms) else None
-        start = 0 if self._scratch is None else self._scratch.data_ptr()
+        self.scratch = shared.scratch(library.index) if any(shared.rooms) else None
+        start = 0 if self.scratch is None else self.scratch.data_ptr()
         self._rooms = list(accumulate(shared.rooms[:-1], initial=start))
         self._calls: list[KernelLaunch] = []
         # word of the argument layout, where it is given
@@ -156,6 +161,7 @@ class Launches(NativePart):
                 check()
             for words, position, source, offset in patches:
                 words[position] = addresses[source] + offset
+            enter_context()
             stream = stream_of(index)
             for call in calls:
                 call(stream)
