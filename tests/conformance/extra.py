@@ -345,6 +345,7 @@ EXTRA: tuple[Extra, ...] = (
     _view(aten.lift_fresh.default, POSITIVE),
     _view(aten.view.default, POSITIVE, [3, 2], bare=True),
     _view(aten.view.dtype, POSITIVE, torch.int32),
+    _call(aten.contiguous.default, IMAGE, memory_format=torch.channels_last),
     _view(aten._reshape_alias.default, POSITIVE, [6], [1]),
     _call(aten.rot90.default, MATRIX, -1, [0, 1]),
     _view(aten.split.sizes, WHOLE, [1, 2], 1, part=1),

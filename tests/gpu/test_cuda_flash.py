@@ -7,11 +7,11 @@ import dataclasses
 
 import pytest
 import torch
-from test_cuda_kernels import on_gpu
 
 from cuda_cases import Work
 from cuda_graphs import data
 from cuda_tools import HOPPER, OLDER, entry_of
+from cuda_works import on_gpu
 from flash_cases import LARGE_FLASH, SMALL_FLASH, FlashCase
 from ptx_machine import Memory, Order, launch
 from torchair import ge

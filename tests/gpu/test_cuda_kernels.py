@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from cuda_cases import (
     LARGE_ATTENTION,
@@ -17,10 +16,10 @@ from cuda_cases import (
     AttentionCase,
     ProductCase,
     QuantisedCase,
-    Work,
 )
-from cuda_tools import HOPPER, entry_of, run
-from ptx_machine import Memory, Order, launch
+from cuda_tools import HOPPER, entry_of
+from cuda_works import on_gpu, on_numpy
+from ptx_machine import Order
 from torchair.codegen.cuda.attention import AttentionForm
 from torchair.codegen.cuda.driver import library
 from torchair.codegen.cuda.gemv import GemvForm, forms
@@ -28,15 +27,6 @@ from torchair.codegen.loops import Nest
 from torchair.codegen.requests import Product
 
 FORMED = ProductCase(2, 11, 520, "bf16", "residual")
-
-
-def on_numpy(work: Work, blocks: int | None = None, order: Order = "together") -> None:
-    """Run and check on the machine of numpy."""
-    memory = Memory()
-    addresses = [memory.place(m, work.shifts.get(k, 0)) for k, m in enumerate(work.memory)]
-    words = [*addresses, *work.numbers]
-    launch(work.kernel, work.launch, HOPPER, memory, words, blocks, order)
-    work.check([memory.read(a, m) for a, m in zip(addresses, work.memory, strict=True)])
 
 
 @pytest.mark.parametrize("case", SMALL_PRODUCTS, ids=str)
@@ -73,23 +63,6 @@ def test_warps_wait_for_each_other(case: ProductCase | AttentionCase, order: Ord
 
 
 # ---- with a GPU ----
-
-
-def on_gpu(work: Work) -> None:
-    """Run and check on the GPU."""
-    tensors = []
-    for k, m in enumerate(work.memory):
-        shift = work.shifts.get(k, 0)
-        area = torch.empty(m.nbytes + shift, dtype=torch.uint8, device="cuda")
-        tensors.append(area[shift:])
-        tensors[-1].copy_(torch.from_numpy(m.view("uint8").reshape(-1).copy()))
-    run(work.kernel, work.launch, tensors, work.numbers)
-    work.check(
-        [
-            t.cpu().numpy().view(m.dtype).reshape(m.shape)
-            for t, m in zip(tensors, work.memory, strict=True)
-        ]
-    )
 
 
 @pytest.mark.cuda

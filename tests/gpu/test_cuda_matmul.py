@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_cuda_kernels import on_gpu, on_numpy
 
 from compiling import compiled
 from cuda_tools import HOPPER, OLDER, entry_of
+from cuda_works import on_gpu, on_numpy
 from matmul_cases import LARGE_MATMULS, ONE, SMALL_MATMULS, SPLIT, TURNS, TWO, MatmulCase
 from ptx_machine import Order
 from torchair.codegen.cuda.driver import library
