@@ -14,7 +14,7 @@ from typing import Any
 from torchair.codegen.cpu.driver import driver
 from torchair.codegen.cpu.jit import Library
 from torchair.codegen.cpu.link import Image
-from torchair.codegen.cpu.openmp import pool_symbols
+from torchair.codegen.cpu.openmp import package_symbols
 from torchair.codegen.cpu.processors import processor_named
 from torchair.codegen.cpu.target import CpuTarget
 
@@ -84,7 +84,7 @@ class EmulatedTarget(CpuTarget):
     def __init__(self, image: Image) -> None:
         machine = processor_named("aarch64").machine
         super().__init__(Library(machine))
-        self._image = EmulatedImage(image, pool_symbols()[0])
+        self._image = EmulatedImage(image, package_symbols()[0])
         self.library._addresses = dict(self._image.addresses)
         self._entry = driver(machine).entry
         self.entered = 0

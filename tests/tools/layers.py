@@ -52,7 +52,7 @@ INNER: dict[str, dict[int, tuple[str, ...]]] = {
         3: ("image", "openmp"),
         2: ("layouts", "link", "templates"),
         1: ("elf", "processors"),
-        0: ("pool",),
+        0: ("libraries", "pool"),
     },
     "ascend": {
         3: ("legacy", "npu_page"),

@@ -24,7 +24,7 @@ from torchair.codegen.cpu.image import MappedImage
 from torchair.codegen.cpu.jit import Library, objects_for
 from torchair.codegen.cpu.link import Image, link
 from torchair.codegen.cpu.native_guard import guard_kernel
-from torchair.codegen.cpu.openmp import pool_symbols
+from torchair.codegen.cpu.openmp import package_symbols
 from torchair.codegen.cpu.processors import Processor, best, processor_named
 from torchair.codegen.cpu.target import CpuTarget, cpu
 from torchair.codegen.cuda.jit import Entry, Gpu, describe, ptx
@@ -254,7 +254,7 @@ class PackagedTarget(CpuTarget):
 
     @cached_property
     def _mapped(self) -> None:
-        cpu().library.adopt(MappedImage(self._image, pool_symbols()[0]))
+        cpu().library.adopt(MappedImage(self._image, package_symbols()[0]))
 
     @property
     def code(self) -> Library:

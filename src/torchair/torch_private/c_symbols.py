@@ -4,13 +4,17 @@ stable, and C++ functions by their mangled names. Without them arguments are tes
 from __future__ import annotations
 
 import ctypes
+import platform
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from torchair.torch_private.table import Names, Row, Without
 
-_CPU, _CORE = "libtorch_cpu.so", "libc10.so"
+_CPU, _CORE = "torch_cpu", "c10"
+_FILES = {"Linux": "lib{}.so", "Darwin": "lib{}.dylib", "Windows": "{}.dll"}
+"""Names of library files by system. Compilers for Windows mangle names of C++ in another way: such
+symbols are missing there."""
 
 
 class Symbol(Row):
@@ -51,4 +55,5 @@ def dtype_code(name: str) -> int | None:
 def _library(name: str) -> ctypes.CDLL:
     import torch
 
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    file = _FILES.get(platform.system(), _FILES["Linux"]).format(name)
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / file))

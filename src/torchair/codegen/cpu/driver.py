@@ -11,7 +11,7 @@ import ctypes
 from functools import cache
 
 from torchair.codegen.cpu.jit import Library
-from torchair.codegen.cpu.openmp import FORKED, bind_threads
+from torchair.codegen.cpu.openmp import FORKED, Regions, bind_threads, thread_pool
 from torchair.codegen.cpu.templates import filled, written_out
 from torchair.codegen.target import Kernel
 from torchair.codegen.text.writer import Machine
@@ -137,6 +137,26 @@ together:
 }
 """
 
+_LLVM_TEXT = """
+@ENTRY.source = internal constant [23 x i8] c";unknown;unknown;0;0;;\\00"
+@ENTRY.place = internal constant { i32, i32, i32, i32, ptr }
+  { i32 0, i32 2, i32 0, i32 22, ptr @ENTRY.source }
+
+define internal void @ENTRY.task(ptr %global, ptr %bound, ptr %body, ptr %data) #0 {
+  call void %body(ptr %data)
+  ret void
+}
+
+define internal void @ENTRY.parallel(ptr %body, ptr %data, i32 %threads, i32 %flags) #0 {
+  %me = call i32 @__kmpc_global_thread_num(ptr @ENTRY.place)
+  call void @__kmpc_push_num_threads(ptr @ENTRY.place, i32 %me, i32 %threads)
+  call void (ptr, i32, ptr, ...) @__kmpc_fork_call(ptr @ENTRY.place, i32 2, ptr @ENTRY.task,
+                                                   ptr %body, ptr %data)
+  ret void
+}
+"""
+"""GCC's function in terms of LLVM's, which wants the place in the source that a region is from."""
+
 FILL = 4  # words: where to write, and the numbers of three values whose sum is written
 
 _FILL_TEXT = """
@@ -183,17 +203,29 @@ def filler_kernel() -> Kernel:
     return Kernel.of("fill", written_out(_FILL_TEXT.replace("FILLWORDS", str(FILL))), [])
 
 
-def driver(machine: Machine) -> Kernel:
-    """The code of the driver for a processor."""
+_DECLARED = {
+    Regions.GCC: ["declare void @GOMP_parallel(ptr, ptr, i32, i32)"],
+    Regions.LLVM: [
+        "declare i32 @__kmpc_global_thread_num(ptr)",
+        "declare void @__kmpc_push_num_threads(ptr, i32, i32)",
+        "declare void @__kmpc_fork_call(ptr, i32, ptr, ...)",
+    ],
+}
+
+
+def driver(machine: Machine, regions: Regions = Regions.GCC) -> Kernel:
+    """The code of the driver for a processor, with the functions of a thread pool."""
     pause = "call void @llvm.x86.sse2.pause()" if machine.arch == "x86_64" else "fence acquire"
     counts = {"SPINS": str(_SPINS), "STEPWORDS": str(STEP), "PATCHWORDS": str(PATCH)}
     text = written_out(filled(_TEXT, PAUSE=pause, FORKED=FORKED, **counts))
+    if regions is Regions.LLVM:
+        text = _LLVM_TEXT + text.replace("@GOMP_parallel", "@ENTRY.parallel")
     declared = [
         f"@{FORKED} = external global i64",
         "declare i32 @sched_yield()",
         "declare i32 @omp_get_thread_num()",
         "declare i32 @omp_get_num_threads()",
-        "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
+        *_DECLARED[regions],
     ]
     if machine.arch == "x86_64":
         declared.append("declare void @llvm.x86.sse2.pause()")
@@ -204,4 +236,6 @@ def driver(machine: Machine) -> Kernel:
 def entry_point(library: Library) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
     """The driver as a Python callable of one address; the interpreter lock is released."""
     bind_threads()
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address(driver(library.machine)))
+    pool = thread_pool()
+    code = driver(library.machine, pool.regions) if pool else driver(library.machine)
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address(code))

@@ -47,8 +47,11 @@ def host() -> Machine:
         if not processor.runs_here():
             raise ValueError(f"TORCHAIR_CPU={name}: this machine does not run such code")
         return processor.machine
-    found = llvm.get_host_cpu_features()
     arch = llvm.get_process_triple().partition("-")[0]
+    try:
+        found = llvm.get_host_cpu_features()
+    except RuntimeError:  # LLVM knows some processors of macOS and Windows by name only
+        return describe(llvm.get_host_cpu_name(), {}, "", arch)
     made = describe(llvm.get_host_cpu_name(), dict(found), found.flatten(), arch)
     if (made.amx_bf16 or made.amx_i8) and not tiles_permitted():
         made = replace(made, amx_bf16=False, amx_i8=False)

@@ -6,6 +6,7 @@ after a self-test in this process; without it everything is done in Python.
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -24,6 +25,8 @@ from torchair.torch_private.dispatch import dispatch_keys
 TESTED: frozenset[tuple[str, str]] = frozenset({("2.13", "3.11")})
 """Versions of torch and Python whose self-test and test suite passed. Add a row after
 `python -m pytest tests/unit/test_layouts.py` has passed with these versions."""
+
+_TESTED_ON = ("Linux", "x86_64")
 
 CLASS = 8
 """Where an object has its class, in bytes."""
@@ -55,6 +58,8 @@ def refusal() -> str | None:
         return "TORCHAIR_LAYOUT_PROBES is off"
     if not has_interpreter_lock():
         return "this Python has no global interpreter lock"
+    if wanted is None and (platform.system(), platform.machine()) != _TESTED_ON:
+        return f"{platform.system()} on {platform.machine()} was not tested"
     if wanted is None and versions() not in TESTED:
         return "torch {} with Python {} was not tested".format(*versions())
     return self_test()

@@ -6,6 +6,7 @@ The driver is the one that torch has loaded; functions run in torch's context an
 from __future__ import annotations
 
 import ctypes
+import platform
 import struct
 import threading
 import time
@@ -35,7 +36,7 @@ class DriverError(RuntimeError):
 
 @cache
 def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
+    return ctypes.CDLL("nvcuda.dll" if platform.system() == "Windows" else "libcuda.so.1")
 
 
 def available() -> str | None:
