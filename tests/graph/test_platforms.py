@@ -25,7 +25,7 @@ from torchair.codegen.cpu.libraries import (
     macos_libraries,
     windows_libraries,
 )
-from torchair.codegen.cpu.openmp import Regions, ThreadPool, pools_among
+from torchair.codegen.cpu.openmp import Regions, ThreadPool
 from torchair.codegen.cpu.processors import processor_named
 from torchair.codegen.llvm import address, binding, parse
 from torchair.codegen.target import Kernel
@@ -105,8 +105,12 @@ def test_systems_that_are_not_known_have_no_libraries() -> None:
         ([r"C:\libomp\z.dll", r"C:\a\torch\lib\libiomp5md.dll"], r"C:\a\torch\lib\libiomp5md.dll"),
     ],
 )
-def test_the_pool_is_torchs_own(paths: list[str], chosen: str) -> None:
-    assert pools_among(paths)[0] == chosen and all("z." not in p for p in pools_among(paths))
+def test_the_pool_is_torchs_own(
+    paths: list[str], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openmp, "loaded_libraries", lambda: paths)
+    found = openmp._loaded_pools()
+    assert found[0] == chosen and all("z." not in p for p in found)
 
 
 @pytest.mark.parametrize(

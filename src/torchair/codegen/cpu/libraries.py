@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 _LONGEST = 32768  # characters of a path on Windows
@@ -18,6 +18,12 @@ def loaded_libraries(system: str | None = None) -> list[str]:
     """Paths of the libraries in this process; none where the system is not known."""
     ask = _ASK.get(system or platform.system())
     return ask() if ask else []
+
+
+def with_names(paths: Iterable[str], words: Sequence[str]) -> list[str]:
+    """Those whose file names have one of these words."""
+    kinds = ((p, PureWindowsPath if "\\" in p else PurePosixPath) for p in paths)
+    return [p for p, kind in kinds if any(word in kind(p).name for word in words)]
 
 
 def linux_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:

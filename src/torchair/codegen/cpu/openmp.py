@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from pathlib import PurePosixPath, PureWindowsPath
 
-from torchair.codegen.cpu.libraries import loaded_libraries
+from torchair.codegen.cpu.libraries import loaded_libraries, with_names
 from torchair.codegen.llvm import address, binding
 
 FORKED = "torchair_forked"
@@ -30,7 +29,6 @@ class Regions(Enum):
 
 
 _NUMBERS = ("omp_get_thread_num", "omp_get_num_threads")
-_NAMES = ("libgomp", "libiomp", "libomp")  # of GCC, Intel and LLVM
 
 
 @dataclass(frozen=True)
@@ -122,15 +120,5 @@ def _pool() -> ctypes.CDLL | None:
 
 def _loaded_pools() -> list[str]:
     """Paths of OpenMP libraries in this process, torch's own first."""
-    return pools_among(loaded_libraries())
-
-
-def pools_among(libraries: list[str]) -> list[str]:
-    """Those that are OpenMP libraries, torch's own first."""
-    found = [p for p in libraries if any(n in _file_name(p) for n in _NAMES)]
+    found = with_names(loaded_libraries(), ("libgomp", "libiomp", "libomp"))  # GCC, Intel, LLVM
     return sorted(found, key=lambda p: ("torch" not in p, p))
-
-
-def _file_name(path: str) -> str:
-    kind = PureWindowsPath if "\\" in path else PurePosixPath
-    return kind(path).name
