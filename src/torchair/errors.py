@@ -126,7 +126,7 @@ class CaptureError(TorchairError, RuntimeError):
 class ScopeError(TorchairError, RuntimeError):
     """A ``torchair.scope`` block is used where, or in a way, that it cannot work."""
 
-    LABELS = {"scope": "scope", "source": "opened at"}
+    LABELS = {"scope": "scope", "source": "at"}
 
 
 class SerializationError(TorchairError, ValueError):

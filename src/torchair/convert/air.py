@@ -20,11 +20,11 @@ from torchair.ge import attrs as attr
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Mark, Node, Value, get_default_ge_graph
 from torchair.ge.shapes import from_torch
-from torchair.labels import STREAM_LABEL, STREAM_PRIORITY
+from torchair.labels import STREAM_LABEL, STREAM_PRIORITY, SUPER_KERNEL, SUPER_KERNEL_OPTIONS
 from torchair.log import logger, warn_once
 from torchair.ops.output import detail_text, message
 
-_SUPER = ("_super_kernel_scope", "_super_kernel_options")
+_SUPER = (SUPER_KERNEL, SUPER_KERNEL_OPTIONS)
 _BOOLEANS = ("_op_exec_never_timeout", "_enable_inner_parallel")
 
 

@@ -26,6 +26,7 @@ from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda.target import cuda
 from torchair.codegen.kernel_cache import caching
 from torchair.codegen.target import BrokenKernels, Target
+from torchair.engine.inspect.super_kernels import check_super_kernels
 from torchair.engine.inspect.texts import kernels_text, plan_text
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
 from torchair.engine.optimize.passes.ordering import Lanes
@@ -46,6 +47,7 @@ from torchair.extensions import load
 from torchair.fallbacks import Fallback, note, strictness
 from torchair.ge.dtypes import HALF_TYPES
 from torchair.ge.graph import Graph, Node, Value
+from torchair.labels import SUPER_KERNEL
 from torchair.log import native_logger, warn_once
 from torchair.operators import Trait, has_trait
 from torchair.passes import PassRunner
@@ -184,6 +186,7 @@ class GraphCompiler:
             )
         if self._options.numerics == "batch_invariant":
             warn_of_batches(self.graph, self.units)
+        self._super_kernels = any(SUPER_KERNEL in n.attrs for n in self.graph.nodes)
         strided = self.units is not None
         self.inputs = GraphInputs(self.graph, self._state.inputs, self._device, strided)
         self._begin_planning()
@@ -238,6 +241,8 @@ class GraphCompiler:
                     raise
                 self._begin_planning()
                 continue
+            if new and self._super_kernels:
+                check_super_kernels(plan.plan() if isinstance(plan, ShapePlan) else plan)
             stages = "graph %s: plan %dus, kernel text %dus, kernels compiled %dus, bound %dus"
             native_logger.event(stages, self.graph.name, *watch.microseconds)
             if new:

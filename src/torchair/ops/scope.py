@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from torchair.labels import STREAM_LABEL, STREAM_PRIORITY
+from torchair.labels import (
+    STREAM_LABEL,
+    STREAM_PRIORITY,
+    SUPER_KERNEL,
+    SUPER_KERNEL_OPTIONS,
+)
 
 __all__ = [
     "data_dump",
@@ -56,10 +61,11 @@ def npu_stream_switch(
 def super_kernel(scope: str | None, options: str = "") -> Block:
     """Ask the graph engine for one kernel of all operators of the block, under the name `scope`.
 
-    None takes the block out of the super kernel around it. `options` is `key=value:key=value`.
+    None takes the block out of the super kernel around it. `options` is `key=value:key=value`; with
+    `strict-scope-check=abort` operators that are not one segment of native code are an error.
     """
     name = "" if scope is None else scope
-    return Block({"_super_kernel_scope": name, "_super_kernel_options": options})
+    return Block({SUPER_KERNEL: name, SUPER_KERNEL_OPTIONS: options})
 
 
 def limit_core_num(op_aicore_num: int, op_vectorcore_num: int) -> Block:
