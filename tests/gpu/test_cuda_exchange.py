@@ -8,6 +8,7 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +20,20 @@ from torch._dynamo.utils import counters
 
 import torchair
 from capture_tools import compiled, equal, fresh
+from cuda_graphs import data
 from tolerance import assert_close, double_copy, tensors, to_double
+from torchair import ge
 from torchair.capture import base, exchange
+from torchair.capture.cuda import Accelerator, DeviceSubstrate
 from torchair.capture.exchange import ALIGNED, ExchangedRecording, Recorded, StandIns
+from torchair.capture.rehearsal import EngineWalk
+from torchair.capture.updates import Updates
 from torchair.codegen.cuda import graphs
 from torchair.codegen.cuda.driver import DriverError
 from torchair.codegen.cuda.graphs import ExecutableGraph, Node, Patch, Piece, moved, nodes_of
 from torchair.errors import InputError
+from torchair.ge.graph import Graph
+from torchair.operators import infer
 
 A, B = Piece(0x1000, 0x51000, 64), Piece(0x2000, 0x62000, 32)
 
@@ -479,6 +487,53 @@ def test_a_second_replay_has_results_of_its_own() -> None:
     calls.recording.replay()
     equal(first, before)
     equal(calls.recording.results([x], True)[0], 2 * x + 2)
+
+
+def substrate(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> DeviceSubstrate:
+    """Captures on a device without one: its generator is this one."""
+    here = nullcontext()
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    module = SimpleNamespace(
+        current_stream=lambda *device: stream,
+        stream=lambda other: here,
+        Stream=lambda: stream,
+        device=lambda device: here,
+        get_rng_state=lambda device: generator.get_state(),
+    )
+    known: Any = SimpleNamespace(
+        kind="host", module=module, function=lambda name: None, new_open_graph=object
+    )
+    monkeypatch.setattr(Accelerator, "of", lambda kind: known)
+    monkeypatch.setattr("torchair.capture.cuda.capture_stream", lambda module, device: stream)
+    return DeviceSubstrate(torch.device("cpu", 0), None, Updates())
+
+
+class Walk(EngineWalk):
+    """A graph of the engine with these results; a run of it is a function."""
+
+    def __init__(self, make: Callable[[], Sequence[Any]], run: Callable[[], Any]) -> None:
+        with Graph("g", infer) as graph:
+            ge.NetOutput(list(make()))
+        super().__init__(SimpleNamespace(graph=graph, updated=[]))  # type: ignore[arg-type]
+        self._run = run
+
+    def __call__(self, args: Sequence[Any], place: Any = None) -> Any:
+        return self._run()
+
+
+def test_torch_replays_graphs_that_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It alone advances the generator of a graph with each replay."""
+    generator = torch.Generator().manual_seed(3)
+    options, x = base.CaptureOptions(), lambda: data(0, 8)
+    plain = Walk(lambda: [ge.Relu(x())], lambda: None)
+    dropout = Walk(lambda: ge.NativeDropout(ge.Relu(x()), p=0.5), lambda: None)
+    # of an operator of another library only its run tells
+    foreign = Walk(lambda: [ge.Relu(x())], lambda: torch.rand(1, generator=generator))
+    for walk, exchanges in ((plain, True), (dropout, False), (foreign, False)):
+        captures = substrate(monkeypatch, generator)
+        request = base.ToCapture("g", lambda *a: (), [], base.ArgumentKinds(), options)
+        captures._rehearse(walk, request)
+        assert captures._can_exchange(walk, options) == exchanges
 
 
 class Nodes:

@@ -22,6 +22,7 @@ from torchair.errors import CaptureError
 from torchair.fx.forms import written
 from torchair.fx.source import fx_text, origin_of
 from torchair.ge.graph import Origin
+from torchair.operators.purity import draws
 from torchair.ops.purity import is_pure
 from torchair.ops.streams import scopes_closed
 from torchair.torch_private import pytree
@@ -331,6 +332,11 @@ class EngineWalk:
     def updated(self) -> list[int]:
         """Arguments that a run updates."""
         return self._graph.updated
+
+    @property
+    def draws(self) -> bool:
+        """Whether operators of the graph take numbers from torch's generator."""
+        return any(draws(node) for node in self._graph.graph.nodes)
 
     def constants(self) -> list[torch.Tensor]:
         """Tensors that the program reads and that only it keeps alive."""
