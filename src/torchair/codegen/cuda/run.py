@@ -210,10 +210,12 @@ def entry_of(bundle: Bundle, gpu: Gpu) -> Entry:
     if resident and len(launches) > 1:
         wanted = -(-sum(launch.most_blocks for launch in launches) // gpu.multiprocessors)
         resident = max(resident, min(wanted, *(launch.room for launch in launches)))
-    return Entry(tuple(j.kernel for j in bundle), launches[0].block, resident)
+    together = any(launch.together for launch in launches)
+    return Entry(tuple(j.kernel for j in bundle), launches[0].block, resident, together)
 
 
 def entry_alone(made: Generated) -> Entry:
     """A launch of one kernel."""
     assert made.launch is not None
-    return Entry((made.kernel,), made.launch.block, made.launch.resident)
+    launch = made.launch
+    return Entry((made.kernel,), launch.block, launch.resident, launch.together)

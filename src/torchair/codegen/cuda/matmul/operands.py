@@ -59,6 +59,8 @@ class Factor:
         batch, row, k = self.strides
         if not self.along and row != 1:
             return f"a factor with strides {self.strides}"
+        if not self.along and self.span % LINE:
+            return f"tiles of {self.span} columns that are stored across the sum"
         far = [(self.rows, row)] if self.along else [(self.k, k)]
         for size, stride in [*far, (self.batch, batch)]:
             if size == 1:
