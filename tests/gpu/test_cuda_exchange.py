@@ -7,6 +7,7 @@ import copy
 import ctypes
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -82,6 +83,14 @@ def test_halves_of_addresses_are_addresses() -> None:
     assert moved(second, [first], [a, b]) == [Patch(0, 0, 0, 8, "low"), Patch(0, 1, 1, 0, "high")]
 
 
+def test_an_address_in_halves_of_two_words_is_not_understood() -> None:
+    """One that begins at a multiple of four bytes: its upper half would stay what it was."""
+    a = Piece(0x7F0000001000, 0x7F0000051000, 64)
+    first, second = ([kernel((at & 0xFFFFFFFF) << 32 | 5, at >> 32)] for at in (a.first, a.second))
+    with pytest.raises(DriverError, match="no known reason"):
+        moved(second, [first], [a])
+
+
 def test_what_varies_by_itself_is_left_as_it_was_recorded() -> None:
     """Between recordings with the same pieces at the same places."""
     first, second = [kernel(0x1000, 0xAAAA)], [kernel(0x51000, 0xBBBB)]
@@ -119,6 +128,7 @@ class FakeDriver:
         self.fill = [0] * 5
         self.block = False  # whether arguments are given as one block
         self.refuses = False
+        self.done: list[str] = []
         self._kept: list[Any] = []
 
     def cuGraphGetNodes(self, graph: Any, handles: Any, count: Any) -> int:
@@ -194,7 +204,11 @@ class FakeDriver:
         return 0
 
     def cuGraphExecDestroy(self, run: Any) -> int:
+        self.done.append("destroy")
         return 0
+
+    def enter(self) -> None:
+        self.done.append("enter")
 
 
 def word(value: int) -> bytes:
@@ -206,6 +220,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeDriver]:
     def use(*kernels: Sequence[bytes]) -> FakeDriver:
         made = FakeDriver(kernels)
         monkeypatch.setattr(graphs, "driver", lambda: made)
+        monkeypatch.setattr(graphs, "enter_context", made.enter)
         monkeypatch.setattr("torchair.codegen.cuda.driver._driver", lambda: made)
         return made
 
@@ -259,6 +274,15 @@ def test_a_driver_that_refuses_is_an_error(driver: Any) -> None:
         run.exchange([(0, 0x7000)])
 
 
+def test_any_thread_may_destroy_a_graph(driver: Any) -> None:
+    """It needs a context of the driver then, which most of the driver's functions expect."""
+    made = driver([word(1)])
+    run = ExecutableGraph(1, nodes_of(1), [], pieces=0)
+    assert not made.done
+    del run
+    assert made.done == ["enter", "destroy"]
+
+
 @pytest.mark.parametrize(("kind", "understood"), [(5, True), (3, False), (10, False)])
 def test_nodes_that_may_hold_addresses_elsewhere_are_refused(
     driver: Any, kind: int, understood: bool
@@ -305,6 +329,18 @@ def test_stand_ins_are_apart_in_both_places() -> None:
     assert stand_ins.storage(2, 1).data_ptr() == there[2].second
     assert stand_ins.number_at(there[3].second, 1) == 3
     assert stand_ins.number_at(there[3].second, 0) is None
+
+
+def test_distances_between_pieces_are_no_constants() -> None:
+    """A kernel that is given one would go on from a moved piece by the old distance."""
+    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [4096] * 3)
+    for one, other in itertools.permutations(range(3), 2):
+        before, after = (
+            [kernel(at[one].second, at[other].second, (at[other].second - at[one].second) % 2**64)]
+            for at in map(stand_ins.pieces, (0, 1))
+        )
+        with pytest.raises(DriverError, match="in word 2"):
+            moved(after, [before], stand_ins.pieces(1))
 
 
 class Run:
@@ -477,7 +513,7 @@ def test_a_graph_is_captured_with_copies_if_the_driver_refuses() -> None:
     calls.run.refuses = True
     with pytest.raises(InputError, match="captured with copies"):
         calls.recording.call([aligned()], True)
-    assert calls.again == 1
+    assert calls.again == 1 and not calls.recording.outputs.made
 
 
 def test_a_second_replay_has_results_of_its_own() -> None:
@@ -534,6 +570,23 @@ def test_torch_replays_graphs_that_draw(monkeypatch: pytest.MonkeyPatch) -> None
         request = base.ToCapture("g", lambda *a: (), [], base.ArgumentKinds(), options)
         captures._rehearse(walk, request)
         assert captures._can_exchange(walk, options) == exchanges
+
+
+def test_arguments_of_the_first_call_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another capture, where the driver refuses an exchange, has arguments of its own."""
+    captures = substrate(monkeypatch, torch.Generator())
+    monkeypatch.setattr(exchange, "recorded", lambda *given: None)
+    monkeypatch.setattr(exchange, "ExchangedRecording", lambda *given: given[-1])
+    monkeypatch.setattr(captures, "_memory_for", lambda options: None)
+    monkeypatch.setattr(captures, "_record_once", lambda walk, request: request)
+    x = torch.ones(4)
+    kinds = base.ArgumentKinds(users=(0,))
+    request = base.ToCapture("g", lambda *a: (), [x], kinds, base.CaptureOptions())
+    walk, kept = Walk(lambda: [data(0, 8)], lambda: None), weakref.ref(x)
+    again: Any = captures._record_twice(walk, request)
+    del x, request
+    assert kept() is None
+    assert again([5]).args == [5] and again([5]).kinds == kinds
 
 
 class Nodes:
@@ -688,6 +741,7 @@ CASES: dict[str, Case] = {
         lambda k: (x := on_gpu(64, 256), x if k % 2 else on_gpu(64, 256)),
     ),
     "no elements": (lambda: lambda x, y: (x * 2, y + 1), lambda k: (on_gpu(0, 4), on_gpu(3, 4))),
+    "blocks that wait": (lambda: lambda x: x.softmax(0) + x.sum(0), lambda k: (on_gpu(8192, 640),)),
 }
 
 

@@ -303,10 +303,11 @@ class DeviceSubstrate(base.Substrate):
             return graph, ResultForms(given, walk.constants(), results)
 
         made = exchange.recorded(record, stand_ins, first)
+        bare = replace(request, args=())  # without what belongs to the caller
 
         def again(args: Sequence[Any]) -> base.Recording:
             with _captures, no_garbage_collection(), torch.no_grad():
-                return self._record_once(walk, replace(request, args=args))
+                return self._record_once(walk, replace(bare, args=args))
 
         return exchange.ExchangedRecording(
             made, memory, self._order, request, moving, walk.checks(), again
