@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from torchair.codegen.cuda import hopper
 from torchair.codegen.cuda.hopper import LINE, STEP, number
@@ -116,8 +115,3 @@ def short(w: GpuWriter, size: Size) -> str:
     if isinstance(size, SizeArgument):
         return w.entry(f"trunc i64 {w.size(size)} to i32")
     return str(size)
-
-
-def pairs(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """All positions in an array of so many elements along each dim."""
-    return list(product(*map(range, counts)))
