@@ -21,6 +21,7 @@ from torchair.codegen.cuda.cuts import Cut, cut_of
 from torchair.codegen.cuda.driver import DriverError, library
 from torchair.codegen.cuda.jit import SHARED, Gpu, describe, foreign, ptx
 from torchair.codegen.cuda.nest import NestShape, print_nest
+from torchair.codegen.cuda.run import SharedLaunches, keeping_scratch
 from torchair.codegen.loops import Access, Expr, Nest, Store, cast, load, op, reduce, simplify
 
 FEW = describe((9, 0), 3)
@@ -228,6 +229,33 @@ def test_few_points_need_nobody_else() -> None:
     assert cut_of(nest, HOPPER) is None
     nest, _ = sums_of(4096, 1000, 1)
     assert cut_of(nest, HOPPER) is None
+
+
+class Room(SharedLaunches):
+    """Scratch memory of launches, on the host."""
+
+    def __init__(self) -> None:
+        self._cleared, self._user = torch.zeros(64), lambda: None
+
+    def _zeros(self, index: int) -> torch.Tensor:
+        return torch.zeros(64)
+
+
+def test_recordings_share_no_scratch_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two that run at once would count each other."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    room = Room()
+    with keeping_scratch():
+        first, second = room.scratch(0), room.scratch(0)
+        cleared = first.data_ptr()
+        assert second.data_ptr() != cleared == room._cleared.data_ptr()
+        del first
+        assert room.scratch(0).data_ptr() == cleared  # of a recording that is no more
+    # who else records, as a user may, drops its program at once, but not the recording
+    assert room.scratch(0).data_ptr() != cleared
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with keeping_scratch():
+        assert room.scratch(0).data_ptr() != cleared
 
 
 # ---- values ----

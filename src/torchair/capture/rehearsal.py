@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from torchair.capture.base import Forward
-from torchair.codegen.cuda.run import Launches
+from torchair.codegen.cuda.run import Launches, keeping_scratch
 from torchair.codegen.program import BadIndex
 from torchair.engine.plan.records import extent
 from torchair.engine.run.memory import PlaceMemory
@@ -314,7 +314,8 @@ class EngineWalk:
     def __call__(self, args: Sequence[Any], place: PlaceMemory | None = None) -> Sequence[Any]:
         """Run it; `place` gives memory for results, as far as it has any."""
         self._launches, self._constants = [], []  # memory of an earlier run may be used again
-        results, program = self._graph.once(args, place)
+        with keeping_scratch():
+            results, program = self._graph.once(args, place)
         packed = [x for code in program.plan.natives for x in code.packed.values()]
         self._launches = [x for x in program.parts if isinstance(x, Launches)]
         self._constants = [*program.plan.constants.values(), *packed]
