@@ -164,7 +164,7 @@ class ProgramPool:
         """Take a free program, run it, give it back. What the user is recording runs at any time
         later, beside other calls and other recordings: its program is its own. Torch keeps the
         memory of that for the recording, as that of temporary tensors."""
-        if self._records and self._streams.recording:
+        if self._records and self._streams is not None and self._streams.recording:
             made: list[torch.Tensor] = self._bind(self.plan).run(inputs)
             return made
         free = self._programs()
