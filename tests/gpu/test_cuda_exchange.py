@@ -357,11 +357,11 @@ class Run:
         return self._readers
 
     def exchange(self, addresses: Sequence[tuple[int, int]]) -> None:
-        if self.refuses:
-            raise DriverError("refused")
         self.exchanged.append([piece for piece, _ in addresses])
         for piece, address in addresses:
             self.at[piece] = address
+            if self.refuses:
+                raise DriverError("refused")
 
     def _tensor(self, piece: int) -> torch.Tensor:
         memory = (ctypes.c_float * self.count).from_address(self.at[piece])
@@ -514,6 +514,33 @@ def test_a_graph_is_captured_with_copies_if_the_driver_refuses() -> None:
     with pytest.raises(InputError, match="captured with copies"):
         calls.recording.call([aligned()], True)
     assert calls.again == 1 and not calls.recording.outputs.made
+
+
+def test_an_exchange_that_ended_half_way_is_done_again() -> None:
+    """A call like the one before the failure must not find what the failure left."""
+    calls, x = Calls(), aligned()
+    calls(x)
+    calls.run.refuses = True
+    with pytest.raises(InputError, match="captured with copies"):
+        calls.recording.call([aligned()], True)
+    calls.run.refuses = False
+    calls(x)
+
+
+def test_a_call_that_failed_is_not_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would have copied, or not, is not what the next call copies."""
+    calls, x = Calls(), aligned(shift=1)
+    calls(x)
+    assert calls.recording.private == 1
+
+    def fail(wanted: Sequence[tuple[int, int]]) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(calls.recording, "_exchange", fail)
+        calls.recording.call([aligned()], True)
+    x.add_(1)
+    calls(x)
 
 
 def test_a_second_replay_has_results_of_its_own() -> None:

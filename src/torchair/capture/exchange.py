@@ -234,11 +234,13 @@ class ExchangedRecording(base.PooledRecording):
 
     def _bind(self, addresses: list[int], odd: Sequence[int]) -> None:
         """Let the graph read arguments at these addresses, or copies of them."""
+        self._seen = []  # until all is done: there may be no memory for a copy
         must = (k for k, address in enumerate(addresses) if self._must_copy(k, address))
         self._copied = sorted({*self._always, *odd, *must})
         wanted = dict(enumerate(addresses)) | {k: _address(self._copy_of(k)) for k in self._copied}
         self._exchange(list(wanted.items()))
-        self._seen = [] if odd else addresses
+        if not odd:
+            self._seen = addresses
 
     def _must_copy(self, k: int, address: int) -> bool:
         end = address + self._made.sizes[k]
@@ -276,7 +278,9 @@ class ExchangedRecording(base.PooledRecording):
         )
 
     def _give_up(self, error: DriverError, args: Sequence[Any]) -> None:
-        """The driver refuses new addresses: from now on another capture serves, with copies."""
+        """The driver refuses new addresses: from now on another capture serves, with copies. Should
+        that fail, nobody knows which kernels have the new ones."""
+        self._seen, self._bound = [], [0] * len(self._bound)
         note(Fallback.REPLAY_COPIES, f"{self._name} copies arguments and results", error)
         self.outputs.drop()
         self._instead = self._again(args)
