@@ -8,12 +8,11 @@ import dataclasses
 import pytest
 import torch
 
-from cuda_cases import Work
 from cuda_graphs import data
 from cuda_tools import HOPPER, OLDER, entry_of
-from cuda_works import on_gpu
+from cuda_works import on_gpu, on_numpy
 from flash_cases import LARGE_FLASH, SMALL_FLASH, FlashCase
-from ptx_machine import Memory, Order, launch
+from ptx_machine import Order
 from torchair import ge
 from torchair.codegen.cuda.driver import library
 from torchair.codegen.cuda.flash import FlashForm, flash, forms, refusal
@@ -26,15 +25,9 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.operators import infer
 
+TURNS = 2
+"""Blocks on the machine of numpy, fewer than there are tiles."""
 PLAIN = FlashCase(4, 2, 300, 421, 128, causal=True)
-
-
-def on_numpy(work: Work, order: Order) -> None:
-    """Run and check on the machine of numpy, in fewer blocks than there are tiles."""
-    memory = Memory()
-    addresses = [memory.place(m, work.shifts.get(k, 0)) for k, m in enumerate(work.memory)]
-    launch(work.kernel, work.launch, HOPPER, memory, addresses, 2, order)
-    work.check([memory.read(a, m) for a, m in zip(addresses, work.memory, strict=True)])
 
 
 # ---- text ----
@@ -127,7 +120,7 @@ def test_a_long_attention_of_a_graph_is_ours_and_others_are_those_of_torch() -> 
 
 @pytest.mark.parametrize("case", SMALL_FLASH, ids=str)
 def test_values_on_numpy(case: FlashCase) -> None:
-    on_numpy(case.work(HOPPER), "together")
+    on_numpy(case.work(HOPPER), TURNS)
 
 
 @pytest.mark.parametrize("alternate", [False, True])
@@ -135,7 +128,7 @@ def test_values_on_numpy(case: FlashCase) -> None:
 def test_warpgroups_wait_for_each_other(order: Order, alternate: bool) -> None:
     form = FlashForm(2, 32, alternate=alternate)
     case = FlashCase(2, 1, 200, 200, 64, causal=True, tiles=form)
-    on_numpy(case.work(HOPPER), order)
+    on_numpy(case.work(HOPPER), TURNS, order)
 
 
 @pytest.mark.cuda

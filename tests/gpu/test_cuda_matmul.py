@@ -76,6 +76,16 @@ def test_what_the_copy_engine_cannot_read_is_declined(changes: dict[str, Any]) -
     assert not forms(asked(MatmulCase(128, 128, 64, TWO), **changes), HOPPER)
 
 
+def test_tiles_across_the_sum_are_whole_lines() -> None:
+    """The copy engine brings 64 columns of them at a time; the block waits for the bytes of all."""
+    sizes, odd = (640, 1280, 1024), MatmulForm(80, 1, 1, 2)
+    forms_of = {t: forms(MatmulCase(*sizes, ONE, turned=t).product(), HOPPER) for t in ("", "b")}
+    assert any(form.columns % 64 for form in forms_of[""])
+    assert not any(form.columns % 64 for form in forms_of["b"]) and len(forms_of["b"]) > 1
+    with pytest.raises(Declined, match="80 columns"):
+        MatmulCase(64, 80, 64, odd, turned="b").generate(HOPPER)
+
+
 def product(*sizes: int | None, **changes: Any) -> Anchor:
     rows = sizes[1] if sizes[0] == 1 else None
     return Anchor("matmul", "bf16", rows=rows, along=True, sizes=sizes, **changes)
@@ -93,7 +103,7 @@ def test_other_chips_leave_products_of_many_rows_to_the_library(chip: tuple[int,
     "sizes",
     [
         (1, None, 4096, 4096), (1, 4096, 4096, 0), (1, 4096, 4096, 4100), (None, 1, 1, 1),
-        (1, 128, 128, 128),
+        (1, 128, 128, 128), (1, 4096, 4099, 4096),
     ],
 )  # fmt: skip
 def test_products_that_the_library_is_better_at_are_its(sizes: tuple[int | None, ...]) -> None:

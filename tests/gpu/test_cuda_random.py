@@ -3,19 +3,25 @@ there, and on a GPU dropout equal to eager's to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
+from capture_tools import compiled as captured
 from compiling import compiled
 from cuda_graphs import data
 from cuda_tools import HOPPER, OLDER, entry_of
+from lowering import OneNode
 from ptx_machine import Memory, launch
 from torchair import ge
+from torchair.capture.rehearsal import Rehearsal
 from torchair.codegen import philox
 from torchair.codegen.cuda.jit import Gpu, foreign, ptx
 from torchair.codegen.cuda.nest import print_nest
@@ -28,7 +34,7 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.random import draw_in_kernels
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
-from torchair.operators import infer
+from torchair.operators import Op, infer, row_of
 
 MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
 STEPS = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
@@ -207,11 +213,46 @@ def test_dropouts_are_drawn_where_they_are_read() -> None:
     assert found.count("PhiloxState") == 1 and found.count("PhiloxMask") == 2
     assert "NativeDropout" not in found
     (state,) = (n for n in graph.nodes if n.type == "PhiloxState")
-    assert state.attr("increments") == [4, 4] and state in graph.output.control
+    assert state.attr("increment") == 8 and state in graph.output.control
+    masks = [n for n in graph.nodes if n.type == "PhiloxMask"]
+    assert [n.attr("first") for n in masks] == [0, 4]
     run = dry_run(graph, HOPPER)
     natives = [s for s in run.plan.steps if s.kind == "native"]
     assert sum("PhiloxMask" in {n.type for n in s.native.unit.nodes} for s in natives) >= 1
     assert len(natives) <= 2  # with what is before and after them
+
+
+def test_each_draws_as_far_behind_the_state_as_it_stands() -> None:
+    """Kernels, and torch's operators in their place."""
+    layout = {"keep": 0.75, "vector": 4, "threads": 256}
+    seed, offset = SEEDS[2]
+    wanted = expected(seed, offset + 12, PhiloxLayout(3072, 4, 256)) < 0.75
+    one = OneNode("PhiloxMask", as_state(seed, offset), [48, 64], first=12, **layout)
+    kernel = row_of("PhiloxMask").kernel(Op(one.node))  # type: ignore[union-attr]
+    for got in (one.run()[0], kernel(as_state(seed, offset))):
+        assert np.array_equal(got.numpy().ravel(), wanted)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_state_of_a_generator_is_no_copy_from_the_host(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """A rehearsal before a recording refuses such a copy, as a recording would."""
+    offsets = [8]
+    generator = SimpleNamespace(
+        initial_seed=lambda: 2**64 - 3,
+        get_offset=lambda: offsets[-1],
+        set_offset=offsets.append,
+    )
+    monkeypatch.setattr(torch.cuda, "default_generators", {None: generator})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with Graph("g", infer):
+        node = ge.PhiloxState(increment=12, device=device).node
+    with Rehearsal([]):
+        made = row_of("PhiloxState").kernel(Op(node))()  # type: ignore[union-attr]
+    assert made.shape == (2,) and offsets == [8, 20]
+    if device == "cpu":
+        assert torch.equal(made, as_state(2**64 - 3, 8))
 
 
 def test_a_draw_in_between_keeps_its_place() -> None:
@@ -250,6 +291,10 @@ def fresh() -> Iterator[None]:
 def generator_state() -> tuple[int, int]:
     generator = torch.cuda.default_generators[0]
     return generator.initial_seed(), generator.get_offset()
+
+
+def fallbacks() -> dict[str, int]:
+    return {k: n for k, n in counters["torchair"].items() if k.startswith("fallback")}
 
 
 SIZES = (1, 2, 3, 8, 255, 4096, 4098, 65537, 270336, 270340, 1081348, 1572864, 9000001, 9000008)
@@ -333,6 +378,29 @@ def test_gradients_of_a_dropout(fresh: None) -> None:
         assert grads[0][2] == grads[1][2]
         for a, b in zip(grads[0][:2], grads[1][:2], strict=True):
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("way", [compiled, captured], ids=["max-autotune", "reduce-overhead"])
+@pytest.mark.parametrize("first", [False, True], ids=["computed", "argument"])
+@torch.no_grad()
+def test_replays_draw_what_eager_draws(fresh: None, way: Callable[..., Any], first: bool) -> None:
+    """By our kernels and, of an argument that may lie anywhere, by torch's; without a fallback."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.dropout(x if first else x + 1, 0.5)
+        return nn.functional.dropout(y.relu() * 2, 0.2) + x
+
+    before = fallbacks()
+    call = way(fn)
+    torch.manual_seed(4)
+    wanted = [fn(x) for x in (torch.ones(4096, 64, device="cuda") * k for k in range(1, 5))]
+    state = generator_state()
+    torch.manual_seed(4)
+    got = [call(x) for x in (torch.ones(4096, 64, device="cuda") * k for k in range(1, 5))]
+    assert generator_state() == state and fallbacks() == before
+    for g, w in zip(got, wanted, strict=True):
+        torch.testing.assert_close(g, w)
 
 
 @pytest.mark.cuda

@@ -3,7 +3,11 @@ on a GPU where there is one."""
 
 from __future__ import annotations
 
+import ctypes
+import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +16,13 @@ import torch
 from cuda_tools import HOPPER, OLDER, back, entry_of, made, on_gpu, on_machine, run
 from nest_plain import as_words, compare, noise
 from nest_random import Maker
-from torchair.codegen.cuda import cuts
+from torchair.codegen.cuda import cuts, driver
 from torchair.codegen.cuda.cuts import Cut, cut_of
-from torchair.codegen.cuda.driver import library
-from torchair.codegen.cuda.jit import Gpu, describe, foreign, ptx
-from torchair.codegen.cuda.nest import print_nest
-from torchair.codegen.loops import Access, Expr, Nest, Store, load, op, reduce, simplify
+from torchair.codegen.cuda.driver import DriverError, library
+from torchair.codegen.cuda.jit import SHARED, Gpu, describe, foreign, ptx
+from torchair.codegen.cuda.nest import NestShape, print_nest
+from torchair.codegen.cuda.run import SharedLaunches, keeping_scratch
+from torchair.codegen.loops import Access, Expr, Nest, Store, cast, load, op, reduce, simplify
 
 FEW = describe((9, 0), 3)
 """A GPU with three multiprocessors."""
@@ -139,6 +144,52 @@ def test_blocks_that_wait_for_each_other_are_all_resident() -> None:
     assert not made(softmax_nest(4096, 64 * 4096), 2, HOPPER)[1].together
 
 
+def shared_memory(nest: Nest, threads: int, gpu: Gpu = HOPPER) -> int:
+    """Bytes of a block of so many threads."""
+    kernel, launch = print_nest(nest, gpu, shape=NestShape(0, threads), scratch=9)
+    text = ptx([entry_of(kernel, launch)], gpu)
+    return sum(map(int, re.findall(r"\.shared .*?\.b8 [\w.$]+\[(\d+)\]", text)))
+
+
+@pytest.mark.parametrize("threads", [0, 512, 1024])
+@pytest.mark.parametrize("dtype", ["i8", "i16", "f32", "f64"])
+def test_shared_memory_has_room_for_all_reductions(dtype: Any, threads: int) -> None:
+    """Sums in 64 bits of as many columns as a thread can have, and another reduction."""
+    x = load(Access(0, dtype, (512, 1)))
+    wide: Any = "i64" if dtype[0] == "i" else dtype
+    stores = (
+        Store(Access(1, wide, (0, 1)), reduce("sum", x if wide == dtype else cast(x, wide))),
+        Store(Access(2, dtype, (0, 1)), reduce("max", x)),
+    )
+    nest = simplify(Nest((4096, 512), stores, frozenset({0})))
+    assert 0 < shared_memory(nest, threads) <= SHARED
+
+
+def test_blocks_that_wait_have_room_whatever_is_asked_for() -> None:
+    for threads in (64, 1024):
+        nest = softmax_nest(4096, 4096)
+        kernel, launch = print_nest(nest, OLDER, shape=NestShape(0, threads), scratch=2)
+        assert launch.together and launch.resident * launch.block <= OLDER.threads
+        assert entry_of(kernel, launch).together
+
+
+@pytest.mark.parametrize(("fit", "enough"), [(2, True), (1, False)])
+def test_blocks_that_wait_and_do_not_fit_are_an_error_when_they_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, fit: int, enough: bool
+) -> None:
+    """The driver would refuse the launch."""
+
+    class Driver:
+        def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, *given: Any) -> int:
+            found._obj.value = fit
+            return 0
+
+    monkeypatch.setattr(driver, "_driver", Driver)
+    kernel, launch, _ = made(softmax_nest(4096, 4096), 2, HOPPER)
+    with nullcontext() if enough else pytest.raises(DriverError, match="1 of 2 blocks"):
+        driver.check_room(ctypes.c_void_p(1), entry_of(kernel, launch))
+
+
 def test_what_is_shared_is_loaded_in_vectors_and_read_once() -> None:
     x = load(Access(0, "bf16", (768, 1)))
     stores = tuple(
@@ -178,6 +229,33 @@ def test_few_points_need_nobody_else() -> None:
     assert cut_of(nest, HOPPER) is None
     nest, _ = sums_of(4096, 1000, 1)
     assert cut_of(nest, HOPPER) is None
+
+
+class Room(SharedLaunches):
+    """Scratch memory of launches, on the host."""
+
+    def __init__(self) -> None:
+        self._cleared, self._user = torch.zeros(64), lambda: None
+
+    def _zeros(self, index: int) -> torch.Tensor:
+        return torch.zeros(64)
+
+
+def test_recordings_share_no_scratch_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two that run at once would count each other."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    room = Room()
+    with keeping_scratch():
+        first, second = room.scratch(0), room.scratch(0)
+        cleared = first.data_ptr()
+        assert second.data_ptr() != cleared == room._cleared.data_ptr()
+        del first
+        assert room.scratch(0).data_ptr() == cleared  # of a recording that is no more
+    # who else records, as a user may, drops its program at once, but not the recording
+    assert room.scratch(0).data_ptr() != cleared
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with keeping_scratch():
+        assert room.scratch(0).data_ptr() != cleared
 
 
 # ---- values ----

@@ -3,7 +3,6 @@ values, strides and losses where there is a GPU."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 import torchair
 from cuda_graphs import data
 from cuda_tools import HOPPER
-from tolerance import assert_close
 from torchair import ge
 from torchair.engine.inspect.dry_run import DryRun, dry_run
 from torchair.engine.optimize.passes import GraphState
@@ -22,8 +20,9 @@ from torchair.engine.optimize.passes.batch_norms import split_batch_norms
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.operators import infer
+from training_blocks import Block, check_steps
 
-LAST, FLOAT = torch.channels_last, DataType.DT_FLOAT
+FLOAT = DataType.DT_FLOAT
 
 
 def planned(split: bool) -> DryRun:
@@ -81,32 +80,15 @@ def test_types_that_are_not_split(dtype: DataType) -> None:
 # ---- on a GPU ----
 
 
-class Block(nn.Module):
-    """Convolutions with batch norms around a residual sum, a pool, and a head."""
+class Headed(Block):
+    """With a pool and a head."""
 
-    def __init__(self, channels: int = 32, groups: int = 1) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, channels, 3, padding=1, bias=False)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
-        self.skip = nn.Conv2d(3, channels, 1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(3))
-        self.head = nn.Linear(channels, 10)
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__(32, groups)
+        self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b, c = self.norms
-        y = F.relu(b(self.second(F.relu(a(self.first(x))))) + c(self.skip(x)))
-        return self.head(F.max_pool2d(y, 3, 2, 1).mean((2, 3)))
-
-
-def gradients(model: nn.Module, run: Any, x: Tensor, autocast: bool = False) -> list[Tensor]:
-    model.zero_grad()
-    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-        y = run(x)
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device)
-    (y * weights.view(y.shape)).sum().backward()
-    found: list[Any] = [y, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
-    return [t.detach().clone(memory_format=torch.preserve_format) for t in found]
+        return self.head(F.max_pool2d(super().forward(x), 3, 2, 1).mean((2, 3)))
 
 
 @pytest.mark.cuda
@@ -116,15 +98,7 @@ def gradients(model: nn.Module, run: Any, x: Tensor, autocast: bool = False) -> 
 def test_gradients_on_a_gpu(dtype: torch.dtype, groups: int, last: bool) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model, x = Block(groups=groups).cuda().to(dtype), torch.randn(6, 3, 17, 15).cuda().to(dtype)
-    if last:
-        model, x = model.to(memory_format=LAST), x.to(memory_format=LAST)
-    mine, wide = copy.deepcopy(model), copy.deepcopy(model).double()
-    run = torch.compile(mine, backend=torchair.get_npu_backend(), dynamic=False)
-    for _ in range(2):
-        got, eager = gradients(mine, run, x), gradients(model, model, x)
-        assert_close(got, eager, gradients(wide, wide, x.double()))
-        assert [t.stride() for t in got] == [t.stride() for t in eager]
+    check_steps(Headed(groups).cuda().to(dtype), torch.randn(6, 3, 17, 15).cuda().to(dtype), last)
 
 
 @pytest.mark.cuda
@@ -134,7 +108,7 @@ def test_losses_are_those_of_eager(autocast: bool) -> None:
     losses = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = Block().cuda()
+        model = Headed().cuda()
         x, labels = torch.randn(16, 3, 32, 32).cuda(), torch.randint(10, (16,)).cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         run: Any = model

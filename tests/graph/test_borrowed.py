@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from compiling import compiled
 from torchair.engine.run import borrowed
 from torchair.engine.run.borrowed import MOVES, BorrowingProgram
-from torchair.engine.run.native import NativeProgram
+from torchair.engine.run.native import NativeProgram, ProgramPool
 
 
 @pytest.fixture
@@ -69,3 +71,20 @@ def test_an_arena_in_another_place(
             torch.testing.assert_close(got, wanted)
     (program,) = made
     assert program.moves == MOVES + 1 and program._memory is taken[-1]
+
+
+def test_what_a_user_records_has_a_program_of_its_own() -> None:
+    """Two recordings may be replayed at once, and beside calls."""
+    used: list[object] = []
+
+    class Made:
+        def run(self, inputs: Any) -> list[torch.Tensor]:
+            used.append(self)
+            return []
+
+    current = SimpleNamespace(stream_id=3)
+    streams = SimpleNamespace(can_record=True, recording=False, current=current)
+    pool = ProgramPool(SimpleNamespace(streams=streams, arena_size=0), lambda plan: Made())  # type: ignore[arg-type]
+    for streams.recording in (False, True, True, False, True):
+        pool.run([])
+    assert used[0] is used[3] and len(set(map(id, used))) == 4

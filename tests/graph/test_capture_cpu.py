@@ -37,7 +37,8 @@ from models import (
     resnet_inputs,
 )
 from tolerance import assert_close_to_reference
-from torchair.capture import graph_pool_handle
+from torchair.capture import AclGraph, graph_pool_handle
+from torchair.capture.base import Substrate
 from torchair.capture.cpu import CapturePool
 from torchair.concrete import AclConcreteGraph
 from torchair.errors import CaptureError
@@ -312,6 +313,19 @@ def test_evicting_keeps_replaying():
         torch.testing.assert_close(run(torch.ones(n)), torch.full((n,), 3.0))
     graph = graphs[0].graph
     assert not graph.fallen_back and len(graph.captured) == 2
+
+
+def test_evicting_waits_for_replays(monkeypatch):
+    """On a device one may be under way, in memory that is free afterwards."""
+    seen, drop = [], AclGraph._drop
+    monkeypatch.setattr(Substrate, "finish", lambda self: seen.append("finish"))
+    monkeypatch.setattr(AclGraph, "_drop", lambda *given: (seen.append("drop"), drop(*given)))
+    run, _ = captured(
+        lambda x: x * 3, dynamic=True, static_capture_size_limit=1, evict_captures=True
+    )
+    for n in (4, 5):
+        run(torch.ones(n))
+    assert seen == ["finish", "drop"]
 
 
 @pytest.mark.parametrize("share", [False, True])

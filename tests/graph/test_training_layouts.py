@@ -13,26 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import torchair
-from tolerance import assert_close
 from torchair.fx import tracing
 from torchair.fx.layouts import carry_channels_last
-
-LAST = torch.channels_last
-
-
-class Block(nn.Module):
-    """Two convolutions with batch norms around a residual sum."""
-
-    def __init__(self, channels: int = 8, groups: int = 1) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, channels, 3, padding=1, bias=False, groups=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1, groups=groups)
-        self.skip = nn.Conv2d(3, channels, 1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b, c = self.norms
-        return F.relu(b(self.second(F.relu(a(self.first(x))))) + c(self.skip(x)))
+from training_blocks import LAST, Block, check_steps, gradients
 
 
 class Pools(nn.Module):
@@ -63,30 +46,11 @@ class Dense(nn.Module):
         return F.interpolate(y, scale_factor=2).permute(0, 2, 3, 1) * y.sum(1, keepdim=True).mean()
 
 
-def gradients(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    """Result, gradients and buffers of a step."""
-    model.zero_grad()
-    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    y = run(x)
-    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
-    found: list[Any] = [y, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
-    return [t.detach().clone(memory_format=torch.preserve_format) for t in found]
-
-
 @pytest.mark.parametrize("make", [Block, lambda: Block(groups=4), Pools, Dense])
 @pytest.mark.parametrize("last", [False, True])
 def test_values_and_strides_are_those_of_eager(make: Callable[[], nn.Module], last: bool) -> None:
     torch.manual_seed(0)
-    model = make()
-    x = torch.randn(3, 3, 13, 11)
-    if last:
-        model, x = model.to(memory_format=LAST), x.to(memory_format=LAST)
-    mine, wide = copy.deepcopy(model), copy.deepcopy(model).double()
-    run = torch.compile(mine, backend=torchair.get_npu_backend(), dynamic=False)
-    for _ in range(2):
-        got, eager = gradients(mine, run, x), gradients(model, model, x)
-        assert_close(got, eager, gradients(wide, wide, x.double()))
-        assert [t.stride() for t in got] == [t.stride() for t in eager]
+    check_steps(make(), torch.randn(3, 3, 13, 11), last)
 
 
 def split(

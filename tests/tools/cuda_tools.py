@@ -33,7 +33,7 @@ def made(
 
 
 def entry_of(kernel: Kernel, launch: Launch) -> Entry:
-    return Entry((kernel,), launch.block, launch.resident)
+    return Entry((kernel,), launch.block, launch.resident, launch.together)
 
 
 def run(

@@ -41,10 +41,8 @@ PARTS = {
     "gpu/test_cuda_exchange.py": 2,
     "gpu/test_cuda_flash.py": 2,
     "gpu/test_cuda_matmul.py": 3,
-    "gpu/test_cuda_plans.py": 2,
     "gpu/test_cuda_random.py": 2,
     "gpu/test_cuda_sums.py": 2,
-    "gpu/test_cuda_text.py": 2,
     "gpu/test_cuda_training.py": 2,
     "graph/test_npu_ops.py": 3,
     "unit/test_lower_elementwise.py": 4,
@@ -122,12 +120,21 @@ class Task:
             )
         self.began = time.perf_counter()
 
+    def stop(self, note: str) -> None:
+        """End the process."""
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+        self.finish(note)
+
     def finish(self, note: str = "") -> None:
         """Collect what the process has written down."""
         self.seconds = time.perf_counter() - self.began
         lines = self.results.read_text().splitlines() if self.results.exists() else []
+        last = ""  # the test that was not ended
         for line in lines:
             name, when, outcome, _, text = json.loads(line)
+            last = name if when == "setup" and outcome == "passed" else ""
             if when == "call" or outcome != "passed":
                 self.counts[outcome] += 1
             if text:
@@ -135,7 +142,8 @@ class Task:
         code = self.process.returncode if self.process else 0
         log = self.results.with_suffix(".txt").read_text(errors="replace")
         if note or (code not in (0, 1, 5)):
-            self.failures.append((self.name, note or f"exit status {code}\n{log[-4000:]}"))
+            text = note or f"exit status {code}\n{log[-4000:]}"
+            self.failures.append((self.name, f"{text}\nin {last}" if last else text))
 
 
 def tasks(only: str) -> list[Task]:
@@ -155,8 +163,11 @@ def tasks(only: str) -> list[Task]:
     return sorted(found, key=lambda task: -task.parts)
 
 
-def run(todo: list[Task], jobs: int, folder: Path, words: Sequence[str]) -> Iterator[Task]:
-    """Run them side by side; those that have ended, as they end."""
+def run(
+    todo: list[Task], jobs: int, folder: Path, words: Sequence[str], limit: float = float("inf")
+) -> Iterator[Task]:
+    """Run them side by side; those that have ended, as they end, or were stopped after `limit`
+    seconds: blocks that wait for each other on a GPU may wait for ever."""
     waiting, running = list(todo), list[Task]()
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -167,6 +178,10 @@ def run(todo: list[Task], jobs: int, folder: Path, words: Sequence[str]) -> Iter
         for task in [t for t in running if t.process and t.process.poll() is not None]:
             running.remove(task)
             task.finish()
+            yield task
+        for task in [t for t in running if time.perf_counter() - t.began > limit]:
+            running.remove(task)
+            task.stop(f"stopped after {limit:.0f} s")
             yield task
 
 
@@ -192,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     parser.add_argument("--only", default="", help="files whose path has one of these, by commas")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds of a process")
     parser.add_argument("--slowest", type=int, default=15, help="how many of the slowest to print")
     parser.add_argument("--lines", type=int, default=25, help="of each failure")
     parser.add_argument("words", nargs="*", help="options of pytest, after --")
@@ -205,15 +221,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         todo, begun = tasks(options.only), time.perf_counter()
         try:
-            for task in run(todo, options.jobs, Path(folder), options.words):
+            for task in run(todo, options.jobs, Path(folder), options.words, options.limit):
                 done.append(task)
                 print(f"{len(done):3} of {len(todo)} {line(task)}", flush=True)
         except KeyboardInterrupt:
             for task in todo:
                 if task.process and task not in done:
-                    task.process.kill()
-                    task.process.wait()
-                    task.finish("stopped before its end")
+                    task.stop("stopped before its end")
                     done.append(task)
                     print(f"stopped    {line(task)}")
             done += [t for t in todo if not t.process]

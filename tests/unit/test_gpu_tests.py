@@ -58,3 +58,21 @@ def test_a_process_that_ends_early_is_a_failure(tmp_path):
     (tmp_path / "results.txt").write_text("illegal address")
     task.finish()
     assert "illegal address" in task.failures[0][1]
+
+
+def test_a_process_that_waits_for_ever_is_stopped(tmp_path, monkeypatch):
+    task = gpu_tests.Task("test_some.py", 0, 1, cases=False)
+    rows = '["test_first", "setup", "passed", 0, ""]\n["test_first", "call", "passed", 0, ""]\n'
+    rows += '["test_second", "setup", "passed", 0, ""]\n'
+
+    def start(folder, words):
+        task.results = tmp_path / "results.json"
+        task.results.write_text(rows)
+        (tmp_path / "results.txt").write_text("")
+        task.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    monkeypatch.setattr(task, "start", start)
+    assert list(gpu_tests.run([task], 1, tmp_path, (), limit=0)) == [task]
+    assert task.process.returncode == -9
+    assert task.failures == [("test_some.py", "stopped after 0 s\nin test_second")]
+    assert dict(task.counts) == {"passed": 1}

@@ -266,6 +266,10 @@ class Copied:
         self._made = [make() for make in self._make]
         return self._made
 
+    def drop(self) -> None:
+        """The next replay does not come."""
+        self._made = None
+
     def take(self, recording: PooledRecording, args: Sequence[Any], hold: bool) -> tuple[Any, ...]:
         """Results of the call that has just run."""
         made = self._made if self._made is not None else self.make(recording)

@@ -200,6 +200,7 @@ class DeviceSubstrate(base.Substrate):
         self.pool: PoolOwner | None = None
         self._walk: GraphWalk | EngineWalk | None = None if graph is None else EngineWalk(graph)
         self._rehearsed = threading.local()  # each thread has handles of libraries of its own
+        self._drew = False  # whether a rehearsal left torch's generator in another state
         self._order = StreamOrder(self._accelerator, self._device)
 
     def capture(self, request: base.ToCapture) -> base.Recording:
@@ -243,6 +244,7 @@ class DeviceSubstrate(base.Substrate):
         if isinstance(walk, EngineWalk):  # generated kernels update arguments unseen
             rehearsal.keep([args[i] for i in walk.updated])
         stream.wait_stream(caller)
+        state = self._module.get_rng_state(self._device)
         try:
             with self._module.stream(stream):
                 try:
@@ -252,20 +254,24 @@ class DeviceSubstrate(base.Substrate):
                     rehearsal.restore()
         finally:
             caller.wait_stream(stream)
+        self._drew |= not torch.equal(state, self._module.get_rng_state(self._device))
 
     def _record(self, walk: GraphWalk | EngineWalk, request: base.ToCapture) -> base.Recording:
-        if isinstance(walk, EngineWalk) and self._can_exchange(request.options):
+        if isinstance(walk, EngineWalk) and self._can_exchange(walk, request.options):
             try:
                 return self._record_twice(walk, request)
             except (DriverError, AttributeError) as e:  # of a driver without these functions
                 note(Fallback.REPLAY_COPIES, f"{request.name} copies arguments and results", e)
         return self._record_once(walk, request)
 
-    def _can_exchange(self, options: base.CaptureOptions) -> bool:
+    def _can_exchange(self, walk: EngineWalk, options: base.CaptureOptions) -> bool:
         """Whether addresses may be exchanged in a graph: results must be new in each call, as the
-        graph would read arguments that are earlier results while it overwrites them."""
+        graph would read arguments that are earlier results while it overwrites them. A graph that
+        draws random numbers is replayed by torch, which alone can advance its generator."""
+        if self._drew or walk.draws or self._accelerator.new_open_graph is None:
+            return False
         wanted = options.clone_input and not options.share_results and not poisoning()
-        return wanted and self._lists is None and self._accelerator.new_open_graph is not None
+        return wanted and self._lists is None
 
     def _record_twice(self, walk: EngineWalk, request: base.ToCapture) -> base.Recording:
         """A recording that reads arguments and writes results where the caller has them."""
@@ -297,10 +303,11 @@ class DeviceSubstrate(base.Substrate):
             return graph, ResultForms(given, walk.constants(), results)
 
         made = exchange.recorded(record, stand_ins, first)
+        bare = replace(request, args=())  # without what belongs to the caller
 
         def again(args: Sequence[Any]) -> base.Recording:
             with _captures, no_garbage_collection(), torch.no_grad():
-                return self._record_once(walk, replace(request, args=args))
+                return self._record_once(walk, replace(bare, args=args))
 
         return exchange.ExchangedRecording(
             made, memory, self._order, request, moving, walk.checks(), again

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 ALIGNED = 256
 """Bytes. Kernels were chosen for addresses that are multiples of it."""
-_SHIFT = 512 * 1025  # bytes between the two places of a piece
+_SHIFT = 512 * 1025  # bytes between the two places of the first piece
+_STEP = 512  # further apart are those of the next one: distances between pieces vary, too
 _GAP = 4096  # bytes between pieces: the end of one is not the begin of the next
 _PLACES = (0, 1, 1, 0, 0)  # of pieces in recordings; the first two suffice for most graphs
 
@@ -63,27 +64,27 @@ class StandIns:
         for size in sizes:
             starts.append(end)
             end += -(-(size + _GAP) // 512) * 512
-        self._block = torch.empty(end + _SHIFT + 512, dtype=torch.uint8, device=device)
+        shifts = [_SHIFT + _STEP * k for k in range(len(starts))]
+        size = end + _SHIFT + _STEP * len(starts) + 512
+        self._block = torch.empty(size, dtype=torch.uint8, device=device)
         base_address = -(-self._block.data_ptr() // 512) * 512
-        self._starts = [base_address + start for start in starts]
+        first = [base_address + start for start in starts]
+        self._places = first, [at + far for at, far in zip(first, shifts, strict=True)]
 
     def storage(self, number: int, place: int) -> torch.UntypedStorage:
         """The memory of a piece at one of its places, as a storage of its own."""
-        address = self._starts[number] + _SHIFT * place
+        address = self._places[place][number]
         return self._accelerator.storage_at(address, self._device, self.sizes[number])
 
     def pieces(self, place: int) -> list[Piece]:
         """Where pieces are when they are not at this place, and at this place."""
-        here, there = _SHIFT * place, _SHIFT * (1 - place)
-        return [
-            Piece(start + there, start + here, size)
-            for start, size in zip(self._starts, self.sizes, strict=True)
-        ]
+        known = self._places[1 - place], self._places[place], self.sizes
+        return [Piece(*piece) for piece in zip(*known, strict=True)]
 
     def number_at(self, address: int, place: int) -> int | None:
         """The piece that begins at an address when all are at a place."""
-        wanted = address - _SHIFT * place
-        return self._starts.index(wanted) if wanted in self._starts else None
+        here = self._places[place]
+        return here.index(address) if address in here else None
 
 
 @dataclass
@@ -233,11 +234,13 @@ class ExchangedRecording(base.PooledRecording):
 
     def _bind(self, addresses: list[int], odd: Sequence[int]) -> None:
         """Let the graph read arguments at these addresses, or copies of them."""
+        self._seen = []  # until all is done: there may be no memory for a copy
         must = (k for k, address in enumerate(addresses) if self._must_copy(k, address))
         self._copied = sorted({*self._always, *odd, *must})
         wanted = dict(enumerate(addresses)) | {k: _address(self._copy_of(k)) for k in self._copied}
         self._exchange(list(wanted.items()))
-        self._seen = [] if odd else addresses
+        if not odd:
+            self._seen = addresses
 
     def _must_copy(self, k: int, address: int) -> bool:
         end = address + self._made.sizes[k]
@@ -275,8 +278,11 @@ class ExchangedRecording(base.PooledRecording):
         )
 
     def _give_up(self, error: DriverError, args: Sequence[Any]) -> None:
-        """The driver refuses new addresses: from now on another capture serves, with copies."""
+        """The driver refuses new addresses: from now on another capture serves, with copies. Should
+        that fail, nobody knows which kernels have the new ones."""
+        self._seen, self._bound = [], [0] * len(self._bound)
         note(Fallback.REPLAY_COPIES, f"{self._name} copies arguments and results", error)
+        self.outputs.drop()
         self._instead = self._again(args)
         self._instead.feed(args)
 

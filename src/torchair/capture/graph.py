@@ -361,6 +361,7 @@ class AclGraph:
         """At the limit: forget what was used least recently, or run eagerly from now on."""
         if self.options.evict:
             if old is None:
+                self.substrate.finish()  # a replay of what is forgotten may be under way
                 self._drop(next(iter(self.captured.values())))
             return True
         limit = _LIMITS[speaking() is npugraph_ex_logger]

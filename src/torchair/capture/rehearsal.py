@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from torchair.capture.base import Forward
-from torchair.codegen.cuda.run import Launches
+from torchair.codegen.cuda.run import Launches, keeping_scratch
 from torchair.codegen.program import BadIndex
 from torchair.engine.plan.records import extent
 from torchair.engine.run.memory import PlaceMemory
@@ -22,6 +22,7 @@ from torchair.errors import CaptureError
 from torchair.fx.forms import written
 from torchair.fx.source import fx_text, origin_of
 from torchair.ge.graph import Origin
+from torchair.operators.purity import draws
 from torchair.ops.purity import is_pure
 from torchair.ops.streams import scopes_closed
 from torchair.torch_private import pytree
@@ -313,7 +314,8 @@ class EngineWalk:
     def __call__(self, args: Sequence[Any], place: PlaceMemory | None = None) -> Sequence[Any]:
         """Run it; `place` gives memory for results, as far as it has any."""
         self._launches, self._constants = [], []  # memory of an earlier run may be used again
-        results, program = self._graph.once(args, place)
+        with keeping_scratch():
+            results, program = self._graph.once(args, place)
         packed = [x for code in program.plan.natives for x in code.packed.values()]
         self._launches = [x for x in program.parts if isinstance(x, Launches)]
         self._constants = [*program.plan.constants.values(), *packed]
@@ -331,6 +333,11 @@ class EngineWalk:
     def updated(self) -> list[int]:
         """Arguments that a run updates."""
         return self._graph.updated
+
+    @property
+    def draws(self) -> bool:
+        """Whether operators of the graph take numbers from torch's generator."""
+        return any(draws(node) for node in self._graph.graph.nodes)
 
     def constants(self) -> list[torch.Tensor]:
         """Tensors that the program reads and that only it keeps alive."""

@@ -152,12 +152,12 @@ class Launch:
     shared: int = 0  # bytes of shared memory asked for at the launch
     most: int = 0  # the largest number of blocks, 0: as many as there are units
     cluster: int = 1  # blocks that start together and read each other's shared memory
-    early: bool = False  # it waits itself for the launch before, and so may begin before that ends
+    early: bool = False  # programmatic dependent launch: it waits itself for the launch before it
     resident: int = 0  # blocks of a multiprocessor that count on each other, 0: none does
     room: int = 0  # how many of them there is room for, at most
     even: bool = True  # rather fewer blocks than `most`, if then all have as much to do
     scratch: int = 0  # bytes of scratch memory; what is zero in the first of them stays zero
-    together: bool = False  # blocks wait for each other: all must be resident at once
+    together: bool = False  # cooperative launch: all blocks are resident, and may wait for others
     tile: tuple[int, ...] = ()  # of each of the `units` so many are one, all 1 where it is empty
 
     @property

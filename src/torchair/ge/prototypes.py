@@ -23,8 +23,8 @@ TorchCall	x*	y*	target:Str arguments:Str
 TorchUpdate	ref x*	y	target:Str arguments:Str fresh:Bool=false
 PagedUpdate	cache tokens slots	cache	blocked:Bool=false
 NativeDropout	x	y mask	p:Float
-PhiloxState		y	increments:ListInt device:Str
-PhiloxMask	state shape:INT32,INT64	mask	keep:Float vector:Int threads:Int
+PhiloxState		y	increment:Int device:Str
+PhiloxMask	state shape:INT32,INT64	mask	keep:Float vector:Int threads:Int first:Int=0
 ConvGradients	x filter out_backprop	dx dw	strides:ListInt pads:ListInt \
 dilations:ListInt groups:Int data_format:Str
 BatchNormStatistics	x weight	mean rstd scale variance	epsilon:Float

@@ -1,14 +1,14 @@
 """Random numbers that kernels draw themselves, as torch's kernels for GPUs do.
 
 A state is a seed and an offset, of which all numbers are a function. `PhiloxState` advances torch's
-generator as torch's operators would, and gives the state of each of them; what draws is then a
-function without effects, which fuses with what reads it.
+generator as several operators of torch would, and gives the state of the first one; each draws from
+an offset so much further. What draws is then a function without effects, which fuses with what
+reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -42,44 +42,38 @@ add_row("NativeDropout", _dropout_rule, _dropout, _DRAWS)
 
 
 def _state_rule(op: Op) -> Fact:
-    return Fact(DataType.DT_INT64, (len(op.attr("increments")), 2))
+    return Fact(DataType.DT_INT64, (2,))
 
 
 def _state(op: Op) -> TorchKernel:
-    increments = [int(n) for n in op.attr("increments")]
-    device = torch.device(op.attr("device"))
-    firsts = list(accumulate(increments, initial=0))
-    total = firsts.pop()
+    increment, device = int(op.attr("increment")), torch.device(op.attr("device"))
 
     def run(out: torch.Tensor | None = None) -> torch.Tensor:
-        made = out
-        if made is None:
-            made = torch.empty((len(firsts), 2), dtype=torch.int64, device=device)
+        made = torch.empty(2, dtype=torch.int64, device=device) if out is None else out
         if torch.cuda.is_current_stream_capturing():
-            return _captured(made, firsts, total)
+            return _captured(made, increment)
         generator = torch.cuda.default_generators[made.device.index]
         seed, offset = generator.initial_seed(), generator.get_offset()
-        generator.set_offset(offset + total)
-        seed -= 2**64 if seed >= 2**63 else 0
-        return made.copy_(torch.tensor([[seed, offset + n] for n in firsts]))
+        generator.set_offset(offset + increment)
+        made[0].fill_(seed - 2**64 if seed >= 2**63 else seed)  # no copy, which no recording holds
+        made[1].fill_(offset)
+        return made
 
     return run
 
 
-def _captured(made: torch.Tensor, firsts: Sequence[int], total: int) -> torch.Tensor:
+def _captured(made: torch.Tensor, increment: int) -> torch.Tensor:
     """The state that the generator has at each replay of the graph that is being recorded. Python
     cannot ask for it; an attention with dropout, which advances the generator by one number for
     each score, tells the state that it has drawn with."""
     query, key = (
-        torch.zeros((1, n, 1, 8), dtype=torch.float16, device=made.device) for n in (total, 1)
+        torch.zeros((1, n, 1, 8), dtype=torch.float16, device=made.device) for n in (increment, 1)
     )
     found = torch.ops.aten._efficient_attention_forward.default(
         query, key, key, None, None, None, None, None, 0.5, 0, False
     )
-    seed, offset = found[2], found[3]
-    made[:, 0].copy_(seed)
-    for k, first in enumerate(firsts):
-        torch.add(offset, first, out=made[k, 1])
+    made[0].copy_(found[2])
+    made[1].copy_(found[3])
     return made
 
 
@@ -102,11 +96,12 @@ def _mask_rule(op: Op) -> Fact:
 
 def _mask(op: Op) -> TorchKernel:
     dims = tuple(op.ints("shape"))
-    layout, keep = _layout(op, dims), op.attr("keep")
+    layout, keep, first = _layout(op, dims), op.attr("keep"), op.attr("first")
 
     def run(state: torch.Tensor) -> torch.Tensor:
         position = torch.arange(layout.elements, device=state.device)
-        return (philox.drawn(state, position, layout) < philox.chance(keep)).view(dims)
+        own = torch.stack([state[0], state[1] + first])
+        return (philox.drawn(own, position, layout) < philox.chance(keep)).view(dims)
 
     return run
 
@@ -119,6 +114,7 @@ def _mask_loops(node: LowerOp) -> Lowered:
 
     def element(place: IndexTuple) -> Expr:
         seed, offset = (state.at((Index(offset=k),)) for k in (0, 1))
+        offset = f.add(offset, const(node.attr("first"), "i64"))
         drawn = Expr("philox", "f32", (seed, offset, flattened(place, dims).value()), layout)
         return f.lt(drawn, const(keep, "f32"))
 

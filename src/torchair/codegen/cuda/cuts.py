@@ -19,6 +19,8 @@ BLOCKS = 2
 """Blocks for each multiprocessor that there are to be."""
 TOGETHER = 2
 """The same where blocks wait for each other."""
+MOST = 512
+"""Threads of a block, so that so many blocks have room and registers on any chip."""
 ROUNDS = 4
 """Rounds of a thread that a block is worth."""
 NARROW, WIDE = 8, 32
@@ -29,10 +31,10 @@ SHORT = 32
 """Points of the reduced axes that one thread may walk along alone."""
 LONG = 1 << 13
 """Elements of a row that are worth several blocks."""
-
-
 ROW = 16
 """Elements of a short row that a thread takes at a time."""
+ROOM = 4096
+"""Results of all threads of a block that shared memory has room for."""
 
 CutKind = Literal["columns", "rows", "long"]
 """Where the vector axis is parallel; reduced, with another reduced axis for the other threads; and
@@ -77,7 +79,7 @@ def cut_of(nest: Nest, gpu: Gpu, threads: int = 0, shares: bool = True) -> Cut |
         return None
     around = [a for a in sorted(nest.reduced) if a != last]
     outer = [nest.axes[a] for a in range(last) if a not in nest.reduced]
-    asked = threads or THREADS
+    asked = min(threads or THREADS, MOST)
     if last in nest.reduced:
         return _rows(nest, gpu, outer, around, asked, shares)
     return _columns(nest, gpu, outer, around, asked, shares) if around else None
@@ -99,7 +101,8 @@ def _columns(
     if shares and isinstance(size, int):
         wide = WIDE if vectors >= NARROW * WIDE else NARROW
         wide = min(wide, _power(vectors))
-    cut = Cut("columns", axis, wide, max(threads, WARP), each, 1)
+    threads = min(max(threads, WARP), ROOM // each)
+    cut = Cut("columns", axis, wide, threads, each, 1)
     tiles = points([*outer, -(-size // cut.width) if isinstance(size, int) else size])
     return _split(cut, nest, gpu, tiles, shares)
 

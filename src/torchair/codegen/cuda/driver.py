@@ -115,9 +115,11 @@ class GpuLibrary:
             with torch.cuda.device(self.index):
                 torch.cuda.current_stream().query()  # the context is this thread's now
                 given = self.provided.get(entry.name)
-                self._functions[entry.name] = _loaded(
-                    image(entry, self.machine, self.device, store, given), entry.name
-                )
+                code = image(entry, self.machine, self.device, store, given)
+                function = _loaded(code, entry.name)
+                if entry.together:
+                    check_room(function, entry)
+                self._functions[entry.name] = function
         except (ImportError, RuntimeError, ValueError) as e:
             self._errors[entry.name] = e
 
@@ -225,6 +227,17 @@ def _loaded(code: bytes, name: str) -> ctypes.c_void_p:
     _check(_driver().cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None), name)
     _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
     return function
+
+
+def check_room(function: ctypes.c_void_p, entry: Entry) -> None:
+    """Make sure that as many blocks as wait for each other fit in a multiprocessor: a launch of
+    more is refused, which is too late for another kernel."""
+    found = ctypes.c_int()
+    count = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor
+    _check(count(ctypes.byref(found), function, entry.block, ctypes.c_size_t(0)), entry.name)
+    if found.value < entry.resident:
+        text = f"{entry.name}: {found.value} of {entry.resident} blocks fit in a multiprocessor"
+        raise DriverError(text)
 
 
 class _Attribute(ctypes.Structure):

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from torchair.codegen.cuda.driver import DriverError, check, driver
+from torchair.codegen.cuda.driver import DriverError, check, driver, enter_context
 
 _KERNEL, _MEMCPY, _MEMSET = 0, 1, 2  # numbers of kinds of nodes
 _QUIET = frozenset({5, 6, 7})  # nothing is read or written: empty nodes, events
@@ -197,7 +198,7 @@ def moved(
                 continue
             again = [other[number].words[word] for other in alike]
             patches = _explained(number, word, y, before, again, pieces)
-            if patches is None:
+            if patches is None or any(_is_split(p, node.words, pieces) for p in patches):
                 values = f"{before[-1]:#x} and {y:#x} in word {word}"
                 raise DriverError(f"node {number} has {values}, for no known reason")
             found += patches
@@ -236,6 +237,15 @@ def _explained(
     return found
 
 
+def _is_split(patch: Patch, words: Sequence[int], pieces: Sequence[Piece]) -> bool:
+    """Whether half a word and the half behind it, in the next word, are one address. Exchanging its
+    low half alone would leave the other one as it is."""
+    if patch.half != "high" or patch.word + 1 == len(words):
+        return False
+    high = (pieces[patch.piece].second + patch.offset) >> 32
+    return high != 0 and words[patch.word + 1] & _LOW == high
+
+
 def _piece(x: int, y: int, pieces: Sequence[Piece]) -> int | None:
     """The piece that both words are the same place of. The end of one counts where no other begins
     there."""
@@ -261,6 +271,7 @@ class ExecutableGraph:
         made = (ctypes.byref(self._exec), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
         check(known.cuGraphInstantiateWithFlags(*made), "a graph")
         self._launch, self._destroy = known.cuGraphLaunch, known.cuGraphExecDestroy
+        self._enter = enter_context
         setters = {
             _KERNEL: (known.cuGraphExecKernelNodeSetParams_v2, ()),
             _MEMCPY: (known.cuGraphExecMemcpyNodeSetParams, (context,)),
@@ -300,8 +311,10 @@ class ExecutableGraph:
             check(code, "the launch of a graph")
 
     def __del__(self) -> None:
-        if self._exec and hasattr(self, "_destroy"):
-            self._destroy(self._exec)
+        if hasattr(self, "_destroy"):
+            with suppress(RuntimeError):  # where the driver has ended before the process
+                self._enter()  # this may be any thread: that of an autograd engine, say
+                self._destroy(self._exec)
 
 
 def _word(buffer: Any, patch: Patch) -> tuple[Any, int, int]:

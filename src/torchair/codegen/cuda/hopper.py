@@ -9,6 +9,7 @@ floats that are neighbours in memory, row after row, eight rows making 1024 byte
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.sizes import Element
@@ -160,7 +161,7 @@ def multiply(
     floats a thread for each of these. `a` has for each tile, `b` for the one of B the descriptors
     of each step. `turned` are tiles whose rows run across the sum. Where `fresh`, an i32, is 0,
     there are no sums yet. So many calls may still be `pending` when this is done: nothing but
-    another call may touch their results before `settle`."""
+    another call may touch their results before `end`."""
     each = columns // 2
     count, steps = each * len(sums), len(b)
     operands = [*(x for tile in a for x in tile), *b]
@@ -183,29 +184,8 @@ def multiply(
         lines.append("}")
         given.append(("i32", fresh))
         constraints.append("r")
-    values = _changed(w, " ".join(lines), constraints, given, [x for tile in sums for x in tile])
+    values = _floats(w, " ".join(lines), count, constraints, given, [*chain(*sums)])
     return [values[i * each : (i + 1) * each] for i in range(len(sums))]
-
-
-def settle(w: GpuWriter, sums: Sequence[str]) -> list[str]:
-    """The sums of a warpgroup when nothing is pending any more."""
-    text = "wgmma.wait_group.sync.aligned 0;"
-    return _changed(w, text, ["=f"] * len(sums), [], sums)
-
-
-def _changed(
-    w: GpuWriter,
-    text: str,
-    constraints: Sequence[str],
-    given: Sequence[tuple[str, str]],
-    sums: Sequence[str],
-) -> list[str]:
-    """Floats after some code, in the registers where they were; they are its first operands."""
-    count = len(sums)
-    kind = f"{{{', '.join(['float'] * count)}}}"
-    tied = ",".join([*constraints, *map(str, range(count)), _MEMORY])
-    got = w.assembly(text, kind, tied, *given, *(("float", x) for x in sums))
-    return [w(f"extractvalue {kind} {got}, {i}") for i in range(count)]
 
 
 def begin(
@@ -240,28 +220,29 @@ def begin(
         lines.append(f"{name} {{{own}}}, {first}, ${count + len(given) - 1}, {adds}, {layout};")
     lines.append("wgmma.commit_group.sync.aligned;")
     constraints = ["=f"] * count + ["l" if kind == "i64" else "r" for kind, _ in given]
-    if sums is not None:
-        constraints += map(str, range(count))
-        given += [("float", x) for x in sums]
-    return _several(w, " ".join(lines), count, constraints, given)
+    return _floats(w, " ".join(lines), count, constraints, given, sums or ())
 
 
 def end(w: GpuWriter, values: Sequence[str], left: int) -> list[str]:
-    """What `begin` gave, when at most so many products begun later are still under way."""
-    constraints = ["=f"] * len(values) + [str(k) for k in range(len(values))]
-    text = f"wgmma.wait_group.sync.aligned {left};"
-    return _several(w, text, len(values), constraints, [("float", x) for x in values])
+    """What `begin` or `multiply` gave, when at most so many products begun later are still under
+    way."""
+    text, count = f"wgmma.wait_group.sync.aligned {left};", len(values)
+    return _floats(w, text, count, ["=f"] * count, [], values)
 
 
-def _several(
+def _floats(
     w: GpuWriter,
     text: str,
     count: int,
     constraints: Sequence[str],
     given: Sequence[tuple[str, str]],
+    before: Sequence[str],
 ) -> list[str]:
+    """So many floats that some code leaves, its first operands; in the registers where those of
+    `before` were, if there are any."""
     kind = f"{{{', '.join(['float'] * count)}}}"
-    got = w.assembly(text, kind, ",".join([*constraints, _MEMORY]), *given)
+    tied = ",".join([*constraints, *map(str, range(len(before))), _MEMORY])
+    got = w.assembly(text, kind, tied, *given, *(("float", x) for x in before))
     return [w(f"extractvalue {kind} {got}, {i}") for i in range(count)]
 
 

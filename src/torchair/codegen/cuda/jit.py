@@ -90,11 +90,12 @@ class Entry:
     """What one launch runs: kernels side by side, with blocks of so many threads. Its parameters
     are, for each kernel, the number of its blocks and its words. So many `resident` blocks are to
     have room in a multiprocessor at once; without that the driver's assembler and its linker spend
-    registers as they like, each otherwise."""
+    registers as they like, each otherwise. If they run `together`, they wait for each other."""
 
     kernels: tuple[Kernel, ...]
     block: int
     resident: int = 0
+    together: bool = False
 
     @cached_property
     def name(self) -> str:

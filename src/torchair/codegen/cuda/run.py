@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -25,6 +27,19 @@ from torchair.codegen.program import (
 from torchair.codegen.requests import FAR
 from torchair.codegen.target import BrokenKernels, Generated
 from torchair.torch_private import cuda
+
+_keeps: ContextVar[bool] = ContextVar("torchair_keeps_scratch", default=False)
+
+
+@contextmanager
+def keeping_scratch() -> Iterator[None]:
+    """The caller keeps the scratch memory of launches that are bound inside, as long as what a
+    device records of them."""
+    token = _keeps.set(True)
+    try:
+        yield
+    finally:
+        _keeps.reset(token)
 
 
 class SharedLaunches:
@@ -54,13 +69,12 @@ class SharedLaunches:
         return [max(g[k].launch.scratch for g in self.groups if len(g) > k) for k in places]
 
     def scratch(self, index: int) -> torch.Tensor:
-        """Scratch memory for a program, which must outlive what a device has recorded of it. It is
-        zero when its first launch begins, and kernels leave zeros where they found zeros. A
-        recording gets what was cleared when kernels were compiled, as long as no other one has it:
-        memory that is allocated during a capture is cleared in each replay."""
-        if self._cleared is None or not torch.cuda.is_current_stream_capturing():
-            return self._zeros(index)
-        if self._user() is not None:
+        """Scratch memory for a program. It is zero when its first launch begins, and kernels leave
+        zeros where they found zeros. A recording whose owner keeps it gets what was cleared when
+        kernels were compiled, as long as no other one has it: memory that is allocated during a
+        capture is cleared in each replay."""
+        kept = _keeps.get() and torch.cuda.is_current_stream_capturing()
+        if not kept or self._cleared is None or self._user() is not None:
             return self._zeros(index)
         found = self._cleared[:]
         self._user = weakref.ref(found)
@@ -210,10 +224,12 @@ def entry_of(bundle: Bundle, gpu: Gpu) -> Entry:
     if resident and len(launches) > 1:
         wanted = -(-sum(launch.most_blocks for launch in launches) // gpu.multiprocessors)
         resident = max(resident, min(wanted, *(launch.room for launch in launches)))
-    return Entry(tuple(j.kernel for j in bundle), launches[0].block, resident)
+    together = any(launch.together for launch in launches)
+    return Entry(tuple(j.kernel for j in bundle), launches[0].block, resident, together)
 
 
 def entry_alone(made: Generated) -> Entry:
     """A launch of one kernel."""
     assert made.launch is not None
-    return Entry((made.kernel,), made.launch.block, made.launch.resident)
+    launch = made.launch
+    return Entry((made.kernel,), launch.block, launch.resident, launch.together)

@@ -325,32 +325,36 @@ class _Sums(ThreadUnit):
         return self.lanes if self.columns and id(r) in self.plan.varies else 0
 
     def _room(self, r: Expr, slot: int, thread: str) -> str:
-        """Shared memory of a thread for a slot of a reduction."""
-        w, kind = self.w, kept_type(r.dtype)
-        bits = 64 if kind in ("double", "i64") else 32
-        name = f"i{bits}"
-        if name not in self.scratch:
-            self.scratch[name] = w.shared(name, self.cut.threads * self.cut.columns)
+        """Shared memory of a thread for a slot of a reduction. All reductions have the same: before
+        one of them writes there, a barrier waits for those that read."""
+        w, threads = self.w, self.cut.threads
+        if "room" not in self.scratch:
+            self.scratch["room"] = w.shared(self.form.widest, threads * self.cut.columns)
         lanes = max(1, self._width(r))
-        place = w.mul(w.add(thread, slot * self.cut.threads), lanes)
-        return w.offset(self.scratch[name], name, place)
+        place = w.mul(w.add(thread, slot * threads), lanes)
+        return w.offset(self.scratch["room"], f"i{8 * kept_bytes(r)}", place)
 
     def _put(self, place: str, r: Expr, x: str) -> None:
         w, lanes, kind = self.w, self._width(r), kept_type(r.dtype)
         if kind != REGISTER[r.dtype]:
             x = w(f"zext {shaped(REGISTER[r.dtype], lanes)} {x} to {shaped(kind, lanes)}")
-        w.do(f"store {shaped(kind, lanes)} {x}, ptr {place}, align {self._align(kind, lanes)}")
+        w.do(f"store {shaped(kind, lanes)} {x}, ptr {place}, align {self._align(r, lanes)}")
 
     def _got(self, place: str, r: Expr) -> str:
         w, lanes, kind = self.w, self._width(r), kept_type(r.dtype)
-        align = self._align(kind, lanes)
+        align = self._align(r, lanes)
         x = w(f"load {shaped(kind, lanes)}, ptr {place}, align {align}")
         if kind == REGISTER[r.dtype]:
             return x
         return w(f"trunc {shaped(kind, lanes)} {x} to {shaped(REGISTER[r.dtype], lanes)}")
 
-    def _align(self, kind: str, lanes: int) -> int:
-        return min(VECTOR, (8 if kind in ("double", "i64") else 4) * max(1, lanes))
+    def _align(self, r: Expr, lanes: int) -> int:
+        return min(VECTOR, kept_bytes(r) * max(1, lanes))
+
+
+def kept_bytes(r: Expr) -> int:
+    """Bytes of a result of a reduction in shared memory."""
+    return 8 if kept_type(r.dtype) in ("double", "i64") else 4
 
 
 # ---- the form ----
@@ -367,7 +371,9 @@ class Shared(NestForm):
         super().__init__(w, nest, math.gcd(own, lanes or own), GridSlice(), 0)
         self.cut, self.word = cut, word
         self.shared_memory: dict[str, str] = {}
-        self.reductions = sum(x.kind == "reduce" for x in expressions(nest))
+        reductions = [x for x in expressions(nest) if x.kind == "reduce"]
+        self.reductions = len(reductions)
+        self.widest = f"i{8 * max(map(kept_bytes, reductions))}"
         self.splits = str(cut.splits or "")
         self.last_stores: list[Store] = []
 

@@ -133,6 +133,7 @@ class ProgramPool:
     def __init__(self, plan: Plan, bind: Callable[..., Any] = NativeProgram) -> None:
         """`bind` makes a program of the plan; a class of programs takes a `place` too."""
         self.plan, self._bind, self._streams = plan, bind, plan.streams
+        self._records = plan.streams is not None and plan.streams.can_record
         self.native = bind is NativeProgram
         self.weight = max(plan.arena_size, _LEAST)  # bytes, to decide how many are kept
         self.guards: Any = None  # a quick test that inputs are like those the plan was made for
@@ -160,7 +161,12 @@ class ProgramPool:
         return self._free.setdefault(lot, deque(maxlen=_SPARE))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Take a free program, run it, give it back."""
+        """Take a free program, run it, give it back. What the user is recording runs at any time
+        later, beside other calls and other recordings: its program is its own. Torch keeps the
+        memory of that for the recording, as that of temporary tensors."""
+        if self._records and self._streams is not None and self._streams.recording:
+            made: list[torch.Tensor] = self._bind(self.plan).run(inputs)
+            return made
         free = self._programs()
         try:
             program = free.pop()

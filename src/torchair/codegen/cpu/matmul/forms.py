@@ -152,8 +152,9 @@ class PanelForm(ProductForm):
 
     def _takes(self, rows: int) -> bool:
         """Whether AMX multiplies tiles of so many rows."""
-        many = rows > amx.FEW or amx.takes_all(self.product.spec)
-        return self._in_tile_registers and many
+        if not self._in_tile_registers:
+            return False
+        return rows > amx.FEW or amx.takes_all(self.product.spec)
 
     def begin(self, place: PositionInB, count: str, fresh: str | None) -> None:
         w, p, (_, k, n) = self.product.w, self.product, place

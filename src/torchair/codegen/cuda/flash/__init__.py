@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from torchair.codegen.cuda.flash.forms import (
-    WIDEST,
-    FlashForm,
-    declines,
-    default_form,
-    forms,
-    wins,
-)
+from torchair.codegen.cuda.flash.forms import WIDEST, FlashForm, declines, default_form, forms
 from torchair.codegen.cuda.flash.kernel import FlashAttention
 from torchair.codegen.cuda.hopper import DTYPES
 from torchair.codegen.cuda.jit import Gpu
 from torchair.codegen.requests import Attention
 from torchair.codegen.target import Declined, Kernel, Launch
 
-__all__ = ["FlashForm", "declines", "default_form", "flash", "forms", "refusal", "wins"]
+__all__ = ["FlashForm", "declines", "default_form", "flash", "forms", "refusal"]
 
 
 def flash(

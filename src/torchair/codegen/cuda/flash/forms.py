@@ -75,8 +75,3 @@ def declines(anchor: Anchor, gpu: Gpu) -> str | None:
     if anchor.width is None or anchor.width > WIDEST or anchor.width % 8:
         return "its heads are too wide, or their rows no multiples of 16 bytes"
     return None
-
-
-def wins(request: Attention) -> bool:
-    """Whether our kernel is at least as fast as that of torch."""
-    return True

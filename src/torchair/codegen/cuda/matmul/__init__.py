@@ -21,16 +21,17 @@ def matmul(
 ) -> tuple[Kernel, Launch]:
     """The kernel of a product with its epilogue, and how to launch it. Raises Declined for products
     that are not served."""
-    why = refusal(request, gpu)
+    form = form or LARGE
+    why = refusal(request, gpu, form)
     if why:
         raise Declined(why)
-    writer = TensorMatmul(request, gpu, form or forms(request, gpu)[0], early)
+    writer = TensorMatmul(request, gpu, form, early)
     writer.write()
     return writer.w.kernel(label), writer.launch()
 
 
-def refusal(request: Product, gpu: Gpu) -> str | None:
-    """Why a product is not served."""
+def refusal(request: Product, gpu: Gpu, form: MatmulForm = LARGE) -> str | None:
+    """Why a product is not served in a form."""
     matmul = request.matmul
     if gpu.capability != (9, 0):
         return "tensor cores of another kind"
@@ -38,7 +39,8 @@ def refusal(request: Product, gpu: Gpu) -> str | None:
         return f"products of {matmul.dtype}"
     if 0 in (matmul.batch, matmul.m, matmul.n, matmul.k):
         return "products of nothing"
-    return next((why for f in factors(matmul, (64, 64)) if (why := f.refusal())), None)
+    found = factors(matmul, (form.rows, form.columns))
+    return next((why for f in found if (why := f.refusal())), None)
 
 
 def forms(request: Product, gpu: Gpu) -> list[MatmulForm]:
@@ -51,7 +53,8 @@ def forms(request: Product, gpu: Gpu) -> list[MatmulForm]:
     known = [n for n in sizes if isinstance(n, int)]
     if len(known) < len(sizes):
         return [LARGE]
-    return list(dict.fromkeys((LARGE, *candidates(Sizes(*known), gpu.multiprocessors))))
+    found = dict.fromkeys((LARGE, *candidates(Sizes(*known), gpu.multiprocessors)))
+    return [form for form in found if not refusal(request, gpu, form)]
 
 
 def declines(anchor: Anchor, gpu: Gpu) -> str | None:
@@ -62,8 +65,8 @@ def declines(anchor: Anchor, gpu: Gpu) -> str | None:
     if batch is None or m is None or n is None or k is None:
         return "torch's libraries serve many rows, and their number is not known"
     lines = (m if anchor.turned else k, k if anchor.along else n)
-    if any(line % 8 for line in lines):
-        return "its rows are no multiples of 16 bytes"
+    if any(line % 8 for line in (*lines, n)):
+        return "rows of its factors or its results are no multiples of 16 bytes"
     if not all((batch, m, n, k)) or not wins(batch, m, n, k, gpu.multiprocessors):
         return "torch's libraries are faster"
     return None

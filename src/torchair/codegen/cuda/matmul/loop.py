@@ -250,7 +250,7 @@ class TensorMatmul:
         if form.alternate:
             with w.when(self.leads):
                 hopper.arrive(w, self._turn(number(w, "xor", mine, 1)))
-        done = hopper.settle(w, steps.results[3:])
+        done = hopper.end(w, steps.results[3:], 0)
         some = w(f"icmp ne i64 {self.steps}, 0")
         with w.when(w(f"and i1 {self.leads}, {some}")):
             hopper.arrive(w, self._barrier(steps.results[2], empty=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from torchair.codegen.cuda import hopper
 from torchair.codegen.cuda.hopper import LINE, STEP, number
@@ -59,6 +58,8 @@ class Factor:
         batch, row, k = self.strides
         if not self.along and row != 1:
             return f"a factor with strides {self.strides}"
+        if not self.along and self.span % LINE:
+            return f"tiles of {self.span} columns that are stored across the sum"
         far = [(self.rows, row)] if self.along else [(self.k, k)]
         for size, stride in [*far, (self.batch, batch)]:
             if size == 1:
@@ -114,8 +115,3 @@ def short(w: GpuWriter, size: Size) -> str:
     if isinstance(size, SizeArgument):
         return w.entry(f"trunc i64 {w.size(size)} to i32")
     return str(size)
-
-
-def pairs(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """All positions in an array of so many elements along each dim."""
-    return list(product(*map(range, counts)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import accumulate
 
 from torchair import ge
 from torchair.codegen import philox
@@ -71,11 +72,10 @@ def _size(x: Value) -> int:
 
 def _replace(graph: Graph, run: list[Node], target: Target, most: int) -> None:
     sizes = [_size(n.value_on("x")) for n in run]
-    increments = [philox.increment(n, most) for n in sizes]
+    firsts = list(accumulate((philox.increment(n, most) for n in sizes), initial=0))
     with graph.inside(run[0].origin):
-        state = ge.PhiloxState(increments=increments, device=target.name)
+        state = ge.PhiloxState(increment=firsts.pop(), device=target.name)
         state.device_type = "NPU"
-        states = ge.Unpack(state, num=len(run), axis=0)
     for node in run:
         for before in node.control:
             if before not in run:
@@ -83,20 +83,19 @@ def _replace(graph: Graph, run: list[Node], target: Target, most: int) -> None:
         for user in list(node.control_users):
             if user not in run:
                 user.after(state.node)
-    for node, size, own in zip(run, sizes, states, strict=True):
-        own.device_type = "NPU"
+    for node, size, first in zip(run, sizes, firsts, strict=True):
         with graph.inside(node.origin):
-            made = _drawn(node, size, own, most)
+            made = _drawn(node, size, state, first, most)
         for old, new in zip(node.outputs, made, strict=True):
             new.device_type = old.device_type
             old.replace_with(new)
         graph.remove(node)
 
 
-def _drawn(node: Node, size: int, state: Value, most: int) -> tuple[Value, Value]:
+def _drawn(node: Node, size: int, state: Value, first: int, most: int) -> tuple[Value, Value]:
+    """Of a generator that has advanced by `first` since its state was read."""
     x, keep = node.value_on("x"), 1.0 - node.attr("p")
     layout = philox.layout_of(size, philox.vector_of(size, _LANES[DataType(x.dtype)]), most)
-    mask = ge.PhiloxMask(
-        state, list(x.shape or ()), keep=keep, vector=layout.vector, threads=layout.threads
-    )
+    like = {"keep": keep, "vector": layout.vector, "threads": layout.threads, "first": first}
+    mask = ge.PhiloxMask(state, list(x.shape or ()), **like)
     return ge.DropOutDoMask(x, mask, Const(keep, dtype=DataType.DT_DOUBLE)), mask
