@@ -17,7 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
+from torchair.codegen.loops import (
+    Expr,
+    Nest,
+    Store,
+    expressions,
+    narrowed,
+    renumbered,
+    substituted,
+)
 from torchair.codegen.program import ArgumentLayout, Native, Range, TargetPlan, TargetStep, overlap
 from torchair.codegen.requests import FAR, Joint, Loops, Partner, Product
 from torchair.codegen.target import Kernel, KernelConfig, KernelOrder, Launch
@@ -280,7 +288,7 @@ def _together(
             continue
         if not _same_place(store, x):
             return None
-        known[id(x)] = store.value
+        known[id(x)] = narrowed(store.value, store.access.dtype)
         found = True
     if not found:
         return None
