@@ -261,7 +261,7 @@ class _Jobs:
         """Two products at once, the words of the second from `at` on; None where one does not read
         the other element by element."""
         assert last.product is not None
-        epilogue = _together(last.product.epilogue, request.epilogue, at, *places)
+        epilogue = joint_epilogue(last.product.epilogue, request.epilogue, at, *places)
         if epilogue is None:
             return None
         prologue = None if last.prologue is None else self._prologue(last.prologue)
@@ -269,11 +269,12 @@ class _Jobs:
         return Joint(product, partner, prologue, kept)
 
 
-def _together(
+def joint_epilogue(
     first: Nest, second: Nest, at: int, one: Sequence[MemoryPlace], two: Sequence[MemoryPlace]
 ) -> Nest | None:
     """The epilogues of two products as one, where the second reads no more of what the first
-    stores than the element at the same place; None if that is not so."""
+    stores than the element at the same place, and reads it as it is stored; None if that is not
+    so."""
     if first.axes != second.axes:
         return None
     stored = {one[s.access.operand]: s for s in first.stores}
