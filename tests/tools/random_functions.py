@@ -280,7 +280,7 @@ class Program:
         """The function itself."""
         text = self.source
         linecache.cache[self.name] = (len(text), None, text.splitlines(True), self.name)
-        names: dict[str, Any] = {**KNOWN, **NAMES}
+        names: dict[str, Any] = {**KNOWN, **NAMES, "__name__": __name__}  # Dynamo reads it
         exec(compile(text, self.name, "exec"), names)
         return names["function"]
 
