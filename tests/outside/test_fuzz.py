@@ -118,6 +118,14 @@ def test_gradients_that_cancel_are_judged_by_the_noise_of_rounding() -> None:
     assert not verdict.wrong and not verdict.excused
 
 
+def test_dynamo_finds_what_a_function_reads() -> None:
+    """It looks in the module of a function, for `jacrev` of a lambda and what that inlines."""
+    with quiet():
+        verdict = tried(99500013, "functorch")
+    assert not verdict.wrong
+    assert "InternalTorchDynamoError" not in verdict.excused
+
+
 def test_results_that_a_later_call_overwrites_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = torch.empty(3, dtype=torch.float64)
     reusing = lambda trial, fn: lambda *args: (memory.copy_(fn(*args)[0]),)  # noqa: E731
