@@ -33,12 +33,12 @@ from torchair.codegen import program
 from torchair.codegen.cuda.attention import attention
 from torchair.codegen.cuda.gemv import AnyForm, GemvForm, forms, gemv
 from torchair.codegen.cuda.jit import Entry, Gpu, describe, foreign, ptx
-from torchair.codegen.cuda.jobs import launches_of
+from torchair.codegen.cuda.jobs import joint_epilogue, launches_of
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.cuda.run import entry_of as bundle_entry
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.cuda.tiles import Cut, default_tiles
-from torchair.codegen.loops import Nest
+from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.codegen.requests import (
     Attention,
     Joint,
@@ -329,6 +329,17 @@ def test_attention_that_is_not_served_is_declined(change: dict[str, object], rea
 
 
 # ---- whole graphs
+
+
+def test_a_pair_of_products_reads_the_first_as_it_is_stored() -> None:
+    given = Expr("given", "f32", data=0)
+    first = Nest((8,), (Store(Access(1, "bf16", (1,)), op("silu", given)),))
+    read = load(Access(0, "bf16", (1,)))
+    second = Nest((8,), (Store(Access(1, "bf16", (1,)), op("mul", given, read)),))
+    pair = joint_epilogue(first, second, 2, [(0, 0), (7, 0)], [(7, 0), (8, 0)])
+    assert pair is not None
+    gate, factor = pair.stores[0].value, pair.stores[1].value.args[1]
+    assert (factor.kind, factor.data, factor.args) == ("narrow", "bf16", (gate,))
 
 
 @pytest.mark.parametrize("name", ("mlp", "llama", "quantised llama"))

@@ -57,6 +57,67 @@ def test_short_floats_are_rounded(name: str) -> None:
     assert_same(compiled(ROUNDED[name], dynamic=False)(x), ROUNDED[name](x))
 
 
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def _through_memory(h: torch.Tensor) -> torch.Tensor:
+    """The same values, by a kernel of torch."""
+    return h.unsqueeze(0).cummax(0)[0].squeeze(0)
+
+
+STORED: dict[str, Function] = {
+    "also read as it is": lambda h: (h * 1.1, (h * 1.1).float()),
+    "also multiplied": lambda h: (h * 1.1, (h * 1.1).float() * 3),
+    "of a product": lambda h: (lambda y: (y, y.float() - 1))(h @ h.T),
+    "a term of a sum": lambda h: _through_memory(h / 3) - (-h) / -3,
+    "a scaled term": lambda h: torch.sub(_through_memory(h / 3), (-h / 2) / -3, alpha=2),
+    "between ends": lambda h: torch.lerp(_through_memory(h / 3), (-h) / -3, 0.25) - h / 3,
+    "with a product": lambda h: torch.addcmul((-h) / -3, _through_memory(h / 3), h, value=-1),
+}
+"""What is stored as a short float is read as one, by its own kernel too; terms of a sum are short
+floats, whether they come from memory or not: some of these differences are 0."""
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", STORED)
+def test_stored_short_floats_are_read_as_such(name: str, dtype: torch.dtype) -> None:
+    h = torch.rand(16, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert_same(compiled(STORED[name], dynamic=False)(h), STORED[name](h))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_gradients_of_saved_short_floats_cancel(dtype: torch.dtype) -> None:
+    """1 / |x| is saved, rounded, and computed once more in the backward."""
+
+    def similarity(x: torch.Tensor) -> torch.Tensor:
+        x = x.ravel()
+        return F.cosine_similarity(torch.ones_like(x), x, 0)
+
+    for number in (0.784, -8.0625, -0.0433, 2.777, -0.0276):
+        x = torch.tensor([number], dtype=dtype, requires_grad=True)
+        compiled(similarity, dynamic=False)(x).backward()
+        assert x.grad is not None and x.grad.item() == 0.0
+
+
+def test_norms_read_the_sum_that_is_stored() -> None:
+    """Of the elements a fifth would be the next bfloat16 if the norm read the sum as it was
+    added."""
+
+    def norm(h: torch.Tensor) -> torch.Tensor:
+        wide = h.float()
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+
+    def add_and_norm(x: torch.Tensor, y: torch.Tensor, gamma: torch.Tensor) -> Any:
+        h = x + y
+        return h, gamma * norm(h).to(h.dtype)
+
+    draws = torch.Generator().manual_seed(0)
+    x, y, gamma = (torch.randn(d, generator=draws).bfloat16() for d in ((64, 128), (64, 128), 128))
+    h, got = compiled(add_and_norm)(x, y, gamma)
+    assert_same(h, x + y)
+    assert (got != (gamma.float() * norm(h)).bfloat16()).float().mean() < 0.01
+
+
 # ---- sizes of one ----
 
 

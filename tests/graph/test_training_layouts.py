@@ -53,6 +53,37 @@ def test_values_and_strides_are_those_of_eager(make: Callable[[], nn.Module], la
     check_steps(make(), torch.randn(3, 3, 13, 11), last)
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda h: F.dropout(h, 0.5),
+        lambda h: F.dropout2d(h, 0.5),
+        lambda h: F.rrelu(h, training=True),
+        lambda h: h * torch.rand_like(h),
+        lambda h: torch.bernoulli(h.sigmoid()) * h,
+    ],
+    ids=["dropout", "dropout2d", "rrelu", "rand_like", "bernoulli"],
+)
+def test_random_numbers_are_those_of_eager(draw: Callable[[Tensor], Tensor]) -> None:
+    """They are drawn in the order of memory."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(draw(self.a(x)))
+
+    torch.manual_seed(0)
+    model, x = Noisy(), torch.randn(3, 3, 13, 11)
+    run = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=False)
+    torch.manual_seed(1)
+    eager = model(x)
+    torch.manual_seed(1)
+    assert_close(run(x), eager, eager.double())
+
+
 def split(
     model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> list[fx.GraphModule]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ def test_gradients_that_cancel_are_judged_by_the_noise_of_rounding() -> None:
     x = torch.tensor([0.0021], dtype=torch.float16, requires_grad=True)
 
     def gradient(seed: int | None = None) -> torch.Tensor:
-        with nullcontext() if seed is None else RoundingNoise(seed):
+        with RoundingNoise(seed):
             result = torch.nn.functional.cosine_similarity(x, torch.ones_like(x), 0)
             return torch.autograd.grad(result, x)[0]
 
@@ -113,10 +112,18 @@ def test_gradients_that_cancel_are_judged_by_the_noise_of_rounding() -> None:
     assert within_noise(off, eager, gradient)
     assert not within_noise(20 * off, eager, gradient)
     assert not within_noise(off, eager, lambda _: eager)
+    assert not within_noise(off, eager, lambda _: off)
     with quiet():
         verdict = tried(97008658)
+    assert not verdict.wrong and not verdict.excused
+
+
+def test_dynamo_finds_what_a_function_reads() -> None:
+    """It looks in the module of a function, for `jacrev` of a lambda and what that inlines."""
+    with quiet():
+        verdict = tried(99500013, "functorch")
     assert not verdict.wrong
-    assert "within the noise of rounding to 16 bits" in verdict.excused
+    assert "InternalTorchDynamoError" not in verdict.excused
 
 
 def test_results_that_a_later_call_overwrites_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

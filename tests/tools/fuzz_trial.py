@@ -409,7 +409,7 @@ class Trial:
         finally:
             torch.use_deterministic_algorithms(False)
 
-    def _noisy(self, args: list[torch.Tensor], seed: int, k: int) -> torch.Tensor:
+    def _noisy(self, args: list[torch.Tensor], seed: int | None, k: int) -> torch.Tensor:
         """A gradient by eager with rounding noise."""
         with RoundingNoise(seed):
             return parts(self._called(self._program(), args)[k])

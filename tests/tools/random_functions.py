@@ -9,7 +9,9 @@ from __future__ import annotations
 import linecache
 import random
 import re
+import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -277,12 +279,13 @@ class Program:
         return "\n    ".join(lines) + "\n"
 
     def function(self) -> Callable[..., Any]:
-        """The function itself."""
+        """The function itself, in a module of its own, where Dynamo looks for what it reads."""
         text = self.source
         linecache.cache[self.name] = (len(text), None, text.splitlines(True), self.name)
-        names: dict[str, Any] = {**KNOWN, **NAMES}
-        exec(compile(text, self.name, "exec"), names)
-        return names["function"]
+        module = sys.modules["random_program"] = ModuleType("random_program")
+        vars(module).update({**KNOWN, **NAMES})
+        exec(compile(text, self.name, "exec"), vars(module))
+        return vars(module)["function"]
 
     def wide(
         self,

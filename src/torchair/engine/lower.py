@@ -14,6 +14,7 @@ from torchair.operators.loops import (
     Lowered,
     LowerOp,
     Update,
+    as_stored,
     broadcast_index,
     constant,
     joined,
@@ -98,8 +99,9 @@ def build_nest(
     fault: Callable[[], int] | None = None,
 ) -> ir.Nest:
     """The nest that computes the group and stores these of its values. `fault` gives the word
-    with the address where a kernel notes down that a test failed."""
-    build = _NestBuilder(group, operands, fact, fault)
+    with the address where a kernel notes down that a test failed. What is stored is read as it is
+    in memory, in the nest too: other kernels, and the backward, read it from there."""
+    build = _NestBuilder(group, operands, frozenset(outputs), fact, fault)
     for node in group.nodes:
         build.node(node)
     return ir.Nest(build.axes, tuple(build.store(v) for v in outputs), group.reduced)
@@ -110,14 +112,17 @@ class _NestBuilder:
         self,
         group: Group,
         operands: Mapping[Value, Operand],
+        stored: frozenset[Value],
         fact: Callable[[Value], Fact],
         fault: Callable[[], int] | None,
     ) -> None:
-        self.group, self.operands, self.fact, self.fault = group, operands, fact, fault
+        self.group, self.operands, self.stored = group, operands, stored
+        self.fact, self.fault = fact, fault
         self.axes: tuple[Int, ...] = tuple(fact(group.domain).shape or ())  # type: ignore[arg-type]
         self.domain = tuple(ir.at_axis(k) for k in range(len(self.axes)))
         self.made: dict[Value, Lowered | Update] = {
-            v: self._given(k, v) for k, v in enumerate(group.given)
+            v: as_stored(self._given(k, v)) if v in stored else self._given(k, v)
+            for k, v in enumerate(group.given)
         }
 
     def node(self, node: Node) -> None:
@@ -126,6 +131,8 @@ class _NestBuilder:
         result = loops_of(node.type).rule(view)
         results = [result] if isinstance(result, (Lowered, Update)) else list(result)
         for value, tensor in zip(node.outputs, results, strict=False):
+            if isinstance(tensor, Lowered) and value in self.stored:
+                tensor = as_stored(tensor)
             if tensor is not None:
                 self.made[value] = tensor
                 if isinstance(tensor, Lowered) and value in self.group.spaces:

@@ -39,8 +39,7 @@ _KEEP = frozenset({
     aten.upsample_nearest2d_backward.default, aten.detach.default, aten.alias.default,
     aten.view.default, aten.squeeze.dims, aten.unsqueeze.default, aten.permute.default,
     aten.transpose.int, aten.expand.default, aten.slice.Tensor, aten.select.int,
-    aten.native_dropout.default, aten.native_layer_norm.default,
-    aten.native_layer_norm_backward.default,
+    aten.native_layer_norm.default, aten.native_layer_norm_backward.default,
 })  # fmt: skip
 """Operators, beside pointwise ones, that mean the same for any strides and keep channels last."""
 _MARKS = ("partitioner_tag", "stack_trace", "nn_module_stack")
@@ -203,11 +202,14 @@ def _images(node: fx.Node) -> list[fx.Node]:
 
 
 def _keeps(node: fx.Node) -> bool:
-    """Whether an operator means the same for any strides of its operands."""
+    """Whether an operator means the same for any strides of its operands. One that draws random
+    numbers draws them in the order of memory."""
     target = node.target
-    tagged = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
-    mutable = isinstance(target, OpOverload) and target._schema.is_mutable
-    return (tagged or target in _KEEP) and not mutable
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
+        return target in _KEEP
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return torch.Tag.pointwise in target.tags or target in _KEEP
 
 
 def _is_last(value: Any) -> bool:

@@ -107,6 +107,13 @@ def _arithmetic_rule(name: str) -> Callable[[Op], Fact]:
 
 _COMMUTATIVE = ("Add", "Mul")
 
+
+def _rule_of(op_type: str) -> Callable[[Formula], LoopRule]:
+    if op_type in _STEPS:
+        return f.of_stored
+    return f.of_terms if op_type in ("Add", "Sub") else f.of_elements
+
+
 for _type, (_function, _formula, _types) in (_SMOOTH | _STEPS).items():
     add_row(
         _type,
@@ -114,7 +121,7 @@ for _type, (_function, _formula, _types) in (_SMOOTH | _STEPS).items():
         call(_function),
         EW | core.Trait.COMMUTATIVE if _type in _COMMUTATIVE else EW,
         out=True,
-        loops=f.pointwise(_formula, jumps=_type in _STEPS),
+        loops=f.pointwise(_formula, rule=_rule_of(_type)),
         types=_types,
     )
 
@@ -142,7 +149,7 @@ def _compared(op: Op) -> Fact:
 
 
 for _type, (_function, _formula) in _COMPARE.items():
-    _loops, _out = f.pointwise(_formula, jumps=True), _type not in _WITHOUT_OUT
+    _loops, _out = f.pointwise(_formula, rule=f.of_stored), _type not in _WITHOUT_OUT
     add_row(_type, _compared, call(_function), EW, out=_out, loops=_loops)
 
 
@@ -175,9 +182,8 @@ _DIVISION: dict[str, tuple[Callable[[Op], TorchKernel], Formula]] = {
 
 for _type, (_kernel, _formula) in _DIVISION.items():
     _rule = _arithmetic_rule(_type) if _type in _ARITHMETIC else broadcast_rule
-    _loops = f.pointwise(
-        _formula, jumps=_type not in ("Div", "RealDiv"), declines=may_divide_by_zero
-    )
+    _reads = f.of_elements if _type in ("Div", "RealDiv") else f.of_stored
+    _loops = f.pointwise(_formula, rule=_reads, declines=may_divide_by_zero)
     add_row(_type, _rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
@@ -325,7 +331,7 @@ def _scaled_sum(combine: Formula) -> LoopRule:
                 a, b if alpha is None else f.mul(cast(f.single_element(alpha), b.dtype), b)
             )
 
-        return elementwise(formula, node.tensor("x1"), node.tensor("x2"))
+        return elementwise(formula, *f.terms(node, "x1", "x2"))
 
     return rule
 
@@ -362,7 +368,7 @@ for _type, _function, _formula in (
     ("Addcdiv", torch.addcdiv, f.div),
 ):
     _kernel = _with_factor(_function, "value")
-    _loops = f.pointwise(_accumulate(_formula), declines=_unlike_terms)
+    _loops = f.pointwise(_accumulate(_formula), rule=f.of_terms, declines=_unlike_terms)
     add_row(_type, broadcast_rule, _kernel, EW, out=True, loops=_loops, types=NUMBERS)
 
 
@@ -382,7 +388,7 @@ add_row(
     _with_numbers(torch.lerp, "weight"),
     EW,
     out=True,
-    loops=f.pointwise(_lerp),
+    loops=f.pointwise(_lerp, rule=f.of_terms),
     types=FLOATS,
 )
 

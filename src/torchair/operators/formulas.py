@@ -10,7 +10,7 @@ from torchair.codegen.sizes import Element, GuardedInt, Int
 from torchair.codegen.target import Declined
 from torchair.ge.graph import Value
 from torchair.operators import loops
-from torchair.operators.core import SHORT, Lowering, Op, axes_of
+from torchair.operators.core import SHORT, Lowering, Op, Trait, axes_of, has_trait
 from torchair.operators.loops import (
     TYPES,
     IndexTuple,
@@ -96,6 +96,26 @@ def of_stored(formula: Formula) -> LoopRule:
     return rule
 
 
+def of_terms(formula: Formula) -> LoopRule:
+    """The same for a sum, of which little may be left."""
+    return lambda node: elementwise(formula, *terms(node), dtype=node.out_dtype())
+
+
+def terms(node: LowerOp, *ports: str) -> list[Lowered]:
+    """What a sum adds, all operands by default: as they would be stored, since where two terms
+    cancel, one that came through memory and one that did not leave the rounding of the first."""
+    return [_term(node, p) for p in ports or [p for p in node.node.inputs if node.fed(p)]]
+
+
+def _term(node: LowerOp, port: str) -> Lowered:
+    """A product and what it is scaled by are one step in torch, with the term that is added."""
+    source = node.node.value_on(port).node
+    if source.type == "Mul" and source.value_on("x2").shape == ():
+        source = source.value_on("x1").node
+    term = node.tensor(port)
+    return term if has_trait(source, Trait.CONTRACTION) else loops.as_stored(term)
+
+
 def with_attributes(make: Callable[[LowerOp], Formula]) -> LoopRule:
     """The rule of an operator whose formula depends on its attributes or types."""
     return lambda node: elementwise(make(node), *operands(node), dtype=node.out_dtype())
@@ -122,11 +142,15 @@ def _beside_number(node: Op, types: set[str]) -> bool:
 
 
 def pointwise(
-    formula: Formula, *, jumps: bool = False, declines: Callable[[Op], str | None] = mixed
+    formula: Formula,
+    *,
+    rule: Callable[[Formula], LoopRule] = of_elements,
+    declines: Callable[[Op], str | None] = mixed,
 ) -> Lowering:
-    """The loops of an operator whose result is a formula of all its operands. Of one that jumps
-    the last digit of an operand may decide on a whole step of the result."""
-    return Lowering((of_stored if jumps else of_elements)(formula), declines=declines)
+    """The loops of an operator whose result is a formula of all its operands: `of_stored` ones for
+    one that jumps, of which the last digit of an operand may decide on a whole step of the result;
+    `of_terms` for a sum."""
+    return Lowering(rule(formula), declines=declines)
 
 
 def axes_in(axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torchair.ge.graph import Fact
 from torchair.ge.shapes import numel
 from torchair.operators import formulas as f
 from torchair.operators.core import Op, TorchKernel, add_row, call, like, native, same_as
-from torchair.operators.loops import TYPES, Lowered, LowerOp, elementwise
+from torchair.operators.loops import TYPES, Lowered, LowerOp, as_stored, elementwise
 
 aten = torch.ops.aten
 _native_group_norm: Any = torch.native_group_norm
@@ -204,8 +204,8 @@ def rms_norm(o: LowerOp) -> list[Lowered]:
     types=FLOATS,
 )
 def add_rms_norm(o: LowerOp) -> list[Lowered]:
-    """The same of a sum, and the sum itself."""
-    x = elementwise(f.add, o.tensor("x1"), o.tensor("x2"))
+    """The same of a sum, which it reads as it is stored, and the sum itself."""
+    x = as_stored(elementwise(f.add, *f.terms(o, "x1", "x2")))
     return [f.typed(t, o.out_dtype(k)) for k, t in enumerate([*over_root(o, x, "x1"), x])]
 
 

@@ -17,7 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchair.codegen.loops import Expr, Nest, Store, expressions, renumbered, substituted
+from torchair.codegen.loops import (
+    Expr,
+    Nest,
+    Store,
+    expressions,
+    narrowed,
+    renumbered,
+    substituted,
+)
 from torchair.codegen.program import ArgumentLayout, Native, Range, TargetPlan, TargetStep, overlap
 from torchair.codegen.requests import FAR, Joint, Loops, Partner, Product
 from torchair.codegen.target import Kernel, KernelConfig, KernelOrder, Launch
@@ -253,7 +261,7 @@ class _Jobs:
         """Two products at once, the words of the second from `at` on; None where one does not read
         the other element by element."""
         assert last.product is not None
-        epilogue = _together(last.product.epilogue, request.epilogue, at, *places)
+        epilogue = joint_epilogue(last.product.epilogue, request.epilogue, at, *places)
         if epilogue is None:
             return None
         prologue = None if last.prologue is None else self._prologue(last.prologue)
@@ -261,11 +269,12 @@ class _Jobs:
         return Joint(product, partner, prologue, kept)
 
 
-def _together(
+def joint_epilogue(
     first: Nest, second: Nest, at: int, one: Sequence[MemoryPlace], two: Sequence[MemoryPlace]
 ) -> Nest | None:
     """The epilogues of two products as one, where the second reads no more of what the first
-    stores than the element at the same place; None if that is not so."""
+    stores than the element at the same place, and reads it as it is stored; None if that is not
+    so."""
     if first.axes != second.axes:
         return None
     stored = {one[s.access.operand]: s for s in first.stores}
@@ -280,7 +289,7 @@ def _together(
             continue
         if not _same_place(store, x):
             return None
-        known[id(x)] = store.value
+        known[id(x)] = narrowed(store.value, store.access.dtype)
         found = True
     if not found:
         return None

@@ -162,15 +162,15 @@ def _beside(name: str, number: Number, x: list[Value]) -> Value:
 
 
 def _scaled(name: str, factor: Number | None, x: list[Value]) -> Value:
-    """Two lists, the second times a factor."""
-    second = x[1] if factor is None or factor == 1 else ge.Mul(x[1], _known(factor))
-    return builder(name)(x[0], second)
+    """Two lists, the second times a factor, which only sums have."""
+    if factor is None or factor == 1:
+        return builder(name)(*x)
+    return (ge.AxpyV2 if name == "Add" else ge.Sxpy)(*x, _known(factor))
 
 
-def _accumulated(combine: Callable[..., Value], name: str, factor: Number, x: list[Value]) -> Value:
+def _accumulated(name: str, factor: Number, x: list[Value]) -> Value:
     """x + factor * a * b, or a / b."""
-    first = x[1] if factor == 1 else ge.Mul(x[1], _known(factor))
-    return ge.Add(x[0], combine(first, x[2]))
+    return builder(name)(*x, _known(factor))
 
 
 def _lerp(name: str, weight: Number | None, x: list[Value]) -> Value:
@@ -178,7 +178,7 @@ def _lerp(name: str, weight: Number | None, x: list[Value]) -> Value:
 
 
 _SPECIAL: dict[str, Callable[..., Value]] = {
-    "Addcmul": partial(_accumulated, ge.Mul),
-    "Addcdiv": partial(_accumulated, ge.RealDiv),
+    "Addcmul": _accumulated,
+    "Addcdiv": _accumulated,
     "Lerp": _lerp,
 }
