@@ -49,6 +49,8 @@ from torchair.codegen.text.point import ValueKey
 from torchair.codegen.text.unit import LoopBody
 from torchair.codegen.text.writer import REGISTER, shaped
 
+TURNS = 2
+"""Rounds of a thread at a time where that must not depend on how many vectors it has."""
 COUNTERS = 16 * 1024
 """Bytes at the begin of scratch memory in which blocks count."""
 
@@ -66,7 +68,7 @@ class _Sums(ThreadUnit):
         self.part, self.first = split, first
         self.column = w.rem(w.thread(), str(self.cut.across))
         self.row = w.div(w.thread(), str(self.cut.across))
-        super().__init__(w, plan, self.cut.across, self.column, None)
+        super().__init__(w, plan, self.cut.across, self.column, None, form.whole)
         self.columns = self.cut.kind == "columns"
         self.open = ExitStack()
         self.waits = any(p.reductions and walks_after(plan, p) for p in plan.phases)
@@ -359,12 +361,22 @@ class _Sums(ThreadUnit):
 class Shared(NestForm):
     """Threads of a block, and blocks, share reductions."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, cut: Cut, word: int, lanes: int = 0) -> None:
+    def __init__(
+        self,
+        w: GpuWriter,
+        nest: Nest,
+        cut: Cut,
+        word: int,
+        lanes: int = 0,
+        invariant: bool = False,
+    ) -> None:
         """`word` is that of scratch memory, `lanes` the most that are wanted."""
         numbers = [nest.axes[-1], *(n for p in contiguous(nest) for n in steps(p))]
         known = [n for n in numbers if isinstance(n, int)]
+        if invariant and cut.kind != "columns":  # whose lanes are sums of their own
+            known = known[: isinstance(nest.axes[-1], int)]
         own = math.gcd(lanes_in(nest), *known)
-        super().__init__(w, nest, math.gcd(own, lanes or own), GridSlice(), 0)
+        super().__init__(w, nest, math.gcd(own, lanes or own), GridSlice(), 0, invariant)
         self.cut, self.word = cut, word
         self.shared_memory: dict[str, str] = {}
         self.reductions = sum(x.kind == "reduce" for x in expressions(nest))
@@ -372,13 +384,14 @@ class Shared(NestForm):
         self.last_stores: list[Store] = []
 
     def plan(self, lanes: int) -> NestPlan:
-        plan = make_plan(
-            self.nest, lanes, True, form=loops_of(self.nest, self.cut, lanes), scratch=0
-        )
+        form = loops_of(self.nest, self.cut, lanes)
+        plan = make_plan(self.nest, lanes, not self.invariant, form=form, scratch=0)
         self.last_stores = [s for p in plan.phases for s in p.stores if plan.store_level(s) <= 1]
         for phase in plan.phases:
             phase.stores = [s for s in phase.stores if plan.store_level(s) > 1]
             phase.blocks = {}  # each thread adds up few terms
+            if self.invariant and self.cut.kind == "columns":
+                phase.unroll = TURNS
         return plan
 
     def launch(self) -> Launch:
