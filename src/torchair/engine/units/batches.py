@@ -21,8 +21,8 @@ def warn_of_library(nodes: Iterable[Node]) -> None:
 
 
 def warn_of_rows(nodes: Iterable[Node]) -> None:
-    """Of those whose kernels here follow from the number of rows."""
-    _warn(nodes, "this GPU has other kernels of {} for few rows than for many")
+    """Of those that have one kernel here for few rows, and another one for more."""
+    _warn(nodes, "this GPU has another kernel of {} for more than four rows than for fewer")
 
 
 def _warn(nodes: Iterable[Node], text: str) -> None:
