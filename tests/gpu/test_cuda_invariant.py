@@ -1,39 +1,41 @@
-"""Batch-invariant numerics on a GPU: a row has the same bits alone and in a batch. Kernels on the
-machine of numpy, and models on a GPU."""
+"""Batch-invariant numerics on a GPU: kernels give a row the same bits alone and in a batch, on the
+machine of numpy; and which operators of a graph are covered."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from cuda_cases import MORE as G_MORE
-from cuda_cases import Q_MORE, Q_OUT, AttentionCase, ProductCase, QuantisedCase, given
+from cuda_cases import AttentionCase, ProductCase, QuantisedCase
 from cuda_graphs import data
-from cuda_tools import HOPPER, OLDER, on_machine
+from cuda_tools import HOPPER, OLDER
 from flash_cases import FlashCase
-from matmul_cases import FIRST_SIZE, MORE, ONE, OUT, SPLIT, A, MatmulCase
+from invariant_cases import (
+    LINEAR,
+    MOST,
+    ROWS,
+    SAME,
+    RowsCase,
+    attended,
+    few_rows,
+    on_numpy,
+    results_of,
+)
+from matmul_cases import ONE, OUT, SPLIT, MatmulCase
 from models import LLAMA, MLP, Llama, Mlp, build, llama_inputs, mlp_inputs
 from native_check import capture
-from nest_plain import as_words, into_memory
-from ptx_machine import Memory, launch
 from quantised import quantise
 from torchair import ge
 from torchair.codegen.cuda.attention import default_form
-from torchair.codegen.cuda.gemv import gemv
 from torchair.codegen.cuda.jit import Gpu, describe
-from torchair.codegen.cuda.matmul import forms, matmul
+from torchair.codegen.cuda.matmul import forms
 from torchair.codegen.cuda.matmul.forms import MatmulForm
-from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.cuda.target import CudaTarget
-from torchair.codegen.loops import Access, Expr, Nest, Store, const, load, op, reduce, simplify
 from torchair.codegen.requests import Product
-from torchair.codegen.sizes import SizeArgument
 from torchair.engine.inspect.dry_run import dry_run
 from torchair.engine.units.batches import warn_of_rows
 from torchair.engine.units.native_units import NativeUnits
@@ -42,165 +44,42 @@ from torchair.operators import Trait, has_trait, infer
 
 FEW = describe((9, 0), 3)
 """A GPU with three multiprocessors."""
-MOST = 9
 
 
 # ---- reductions, norms, softmax
 
 
-@dataclass(frozen=True)
-class RowsCase:
-    """What is computed of the elements of each row of a batch."""
-
-    kind: str  # sums, softmax or norm
-    inner: tuple[int, ...]  # the dims of a row
-    reduced: tuple[int, ...] = (-1,)  # those of them that are reduced
-    dtype: str = "f32"
-    pad: int = 0  # elements behind each row
-    shift: int = 0  # bytes that the rows are moved by
-
-    def __str__(self) -> str:
-        more = f"+{self.pad}" * bool(self.pad) + f"@{self.shift}" * bool(self.shift)
-        sizes = "x".join(map(str, self.inner))
-        return f"{self.kind}-{sizes}-over{self.reduced}-{self.dtype}{more}"
-
-    def nest(self, batch: int) -> Nest:
-        """Word 0 are the rows, 1 sums, 2 what has as many elements as the rows."""
-        rank, size = len(self.inner), math.prod(self.inner)
-        along = tuple(math.prod(self.inner[k + 1 :]) for k in range(rank))
-        reduced = frozenset(1 + k % rank for k in self.reduced)
-        kept = [n for k, n in enumerate(self.inner, 1) if k not in reduced]
-        far, sums = math.prod(kept), []
-        for k in range(1, rank + 1):
-            sums.append(0 if k in reduced else math.prod(kept[len([s for s in sums if s]) + 1 :]))
-        x = load(Access(0, self.dtype, (size + self.pad, *along)))
-        total, whole = FORMULAS[self.kind](x, math.prod(self.inner[k] for k in self.reduced))
-        stores = [Store(Access(1, "f32", (far, *sums)), total)]
-        if whole is not None:
-            stores.append(Store(Access(2, self.dtype, (size, *along)), whole))
-        return simplify(Nest((batch, *self.inner), tuple(stores), reduced))
-
-    def run(
-        self, rows: slice, gpu: Gpu = FEW, invariant: bool = True, counted: bool = False
-    ) -> list[np.ndarray]:
-        """Both results of some rows, as bits. The size of the batch may be a word."""
-        size = math.prod(self.inner)
-        pick = np.random.default_rng(7)
-        all_ = pick.standard_normal((MOST, size + self.pad)).astype(np.float32)
-        x = np.ascontiguousarray(into_memory(all_, self.dtype)[rows])
-        batch = len(x)
-        kept = size // math.prod(self.inner[k] for k in self.reduced)
-        memory = [x, np.zeros(batch * kept, np.float32), np.zeros(batch * size, x.dtype)]
-        nest, words = as_words(self.nest(batch), len(memory), lambda n: counted and n == batch)
-        kernel, launch = print_nest(
-            nest, gpu, scratch=len(memory) + len(words), batch_invariant=invariant
-        )
-        shifts = {0: self.shift}
-        found = on_machine((kernel, launch, words), gpu, memory, shifts=shifts)
-        return [np.ascontiguousarray(m.reshape(batch, -1)).view(np.uint8) for m in found[1:]]
-
-
-def _softmax(x: Expr, count: int) -> tuple[Expr, Expr]:
-    power = Expr("exp", "f32", (op("sub", x, reduce("max", x)),))
-    total = reduce("sum", power)
-    return total, op("div", power, total)
-
-
-def _norm(x: Expr, count: int) -> tuple[Expr, Expr]:
-    mean = op("mul", reduce("sum", x), const(1 / count, "f32"))
-    far = op("sub", x, mean)
-    variance = op("mul", reduce("sum", op("mul", far, far)), const(1 / count, "f32"))
-    scale = Expr("rsqrt", "f32", (op("add", variance, const(1e-5, "f32")),))
-    return variance, op("mul", far, scale)
-
-
-FORMULAS: dict[str, Callable[[Expr, int], tuple[Expr, Expr | None]]] = {
-    "sums": lambda x, count: (reduce("sum", op("mul", x, x)), None),
-    "softmax": _softmax,
-    "norm": _norm,
-}
-ROWS = [
-    RowsCase("sums", (7,)),
-    RowsCase("sums", (10_000,)),
-    RowsCase("sums", (768,), dtype="bf16", shift=2),
-    RowsCase("sums", (768,), pad=1),
-    RowsCase("softmax", (100,)),
-    RowsCase("softmax", (300,), pad=3),
-    RowsCase("softmax", (2051,), dtype="bf16"),
-    RowsCase("norm", (768,), dtype="bf16"),
-    RowsCase("norm", (4096,), dtype="f16", pad=2),
-    RowsCase("sums", (12, 40), (0,)),  # few terms, each thread alone
-    RowsCase("sums", (100, 40), (0,), pad=1),
-    RowsCase("norm", (70, 24), (0,), "bf16", shift=2),
-    RowsCase("sums", (40, 3, 12), (0, 2)),
-    RowsCase("sums", (200, 3, 48), (0, 2), pad=1),
-    RowsCase("softmax", (16, 2, 600), (0, 2), "bf16", pad=1),
-]
+def sums_of(
+    case: RowsCase,
+    rows: slice,
+    gpu: Gpu = FEW,
+    invariant: bool = True,
+    counted: bool = False,
+) -> list[np.ndarray]:
+    return case.run(rows, gpu, partial(on_numpy, gpu=gpu), invariant, counted)
 
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_sums_of_a_row_do_not_depend_on_the_batch(case: RowsCase) -> None:
-    among = case.run(slice(MOST))
+    among = sums_of(case, slice(MOST))
     assert among[0].any()
     for rows, gpu, counted in (
         (slice(1), FEW, False),
         (slice(8, 9), HOPPER, False),
         (slice(3, 5), FEW, True),
     ):
-        for found, expected in zip(case.run(rows, gpu, True, counted), among, strict=True):
+        for found, expected in zip(sums_of(case, rows, gpu, True, counted), among, strict=True):
             np.testing.assert_array_equal(found, expected[rows], f"rows {rows}")
 
 
 @pytest.mark.parametrize("case", [ROWS[1], ROWS[3]], ids=str)
 def test_usual_sums_of_a_row_depend_on_the_batch(case: RowsCase) -> None:
-    among = case.run(slice(MOST), invariant=False)[0]
-    alone = [case.run(slice(k, k + 1), invariant=False)[0] for k in range(MOST)]
+    among = sums_of(case, slice(MOST), invariant=False)[0]
+    alone = [sums_of(case, slice(k, k + 1), invariant=False)[0] for k in range(MOST)]
     assert not np.array_equal(among, np.concatenate(alone))
 
 
 # ---- products
-
-
-LINEAR = MatmulCase(64, 136, 200, ONE, "gelu", out="f32")
-SAME = [
-    MatmulForm(8, 1, 1, 4),
-    MatmulForm(48, 1, 1, 3, lines=2),
-    MatmulForm(64, 2, 1, 3, alternate=True),
-    MatmulForm(64, 1, 2, 2),
-    MatmulForm(128, 2, 1, 2),
-    MatmulForm(256),
-]
-"""Forms without a split."""
-
-
-def results_of(
-    case: MatmulCase,
-    rows: slice,
-    form: MatmulForm | None = None,
-    invariant: bool = True,
-    counted: bool = False,
-) -> np.ndarray:
-    """Some rows of a product, in the form that the target chooses or in another one. Their number
-    may be a word."""
-    memory = case.work(HOPPER).memory
-    for word in (A, OUT, MORE):
-        memory[word] = np.ascontiguousarray(memory[word].reshape(case.m, -1)[rows])
-    count = len(memory[A])
-    product, m = case.product(), SizeArgument(FIRST_SIZE) if counted else count
-    asked = Product(
-        dataclasses.replace(product.matmul, m=m, batch_invariant=invariant),
-        dataclasses.replace(product.epilogue, axes=(m, case.n)),
-    )
-    if form is None:
-        generated = CudaTarget(0, HOPPER).generate(asked, "product")
-        kernel, how = generated.kernel, generated.launch
-    else:
-        kernel, how = matmul(asked, HOPPER, form=form)
-    assert how is not None
-    there = Memory()
-    addresses = [there.place(m) for m in memory]
-    launch(kernel, how, HOPPER, there, [*addresses, count], 2 * how.cluster)
-    return there.read(addresses[OUT], memory[OUT])
 
 
 @pytest.mark.parametrize("epilogue", ["gelu", "residual"])
@@ -217,56 +96,19 @@ def test_products_of_a_row_do_not_depend_on_the_batch(epilogue: str, turned: str
         np.testing.assert_array_equal(found, among[rows], f"rows {rows}")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        ProductCase(4, 9, 520, "f32"),
-        ProductCase(4, 6, 4096),
-        QuantisedCase(4, 40, 512),
-        QuantisedCase(4, 16, 4096, 4, 128, "bf16", "f32"),
-    ],
-    ids=str,
-)
-def test_up_to_four_rows_have_the_same_bits(case: ProductCase | QuantisedCase) -> None:
-    """Where there are no tensor cores for any number of rows, and with integers."""
-    among, usual = few_rows(case, slice(4)), few_rows(case, slice(4), invariant=False)
-    differ = False
-    for rows in (slice(1), slice(2, 4), slice(1, 4)):
-        np.testing.assert_array_equal(few_rows(case, rows), among[rows], f"rows {rows}")
-        differ |= not np.array_equal(few_rows(case, rows, invariant=False), usual[rows])
-    assert differ, "the usual kernels follow from the number of rows"
-
-
-def few_rows(case: ProductCase | QuantisedCase, rows: slice, invariant: bool = True) -> np.ndarray:
-    """Some rows of a GEMV, unrounded."""
-    memory, integers = list(case.work(HOPPER).memory), isinstance(case, QuantisedCase)
-    out, more = (Q_OUT, Q_MORE) if integers else (OUT, G_MORE)
-    memory[A] = np.ascontiguousarray(memory[A][rows])
-    count = len(memory[A])
-    memory[out] = np.zeros((count, case.n), np.float32)
-    memory[more] = np.ascontiguousarray(memory[more][rows])
-    own = dataclasses.replace(case, m=count).matmul
-    nest = Nest((count, case.n), (Store(Access(out, "f32", (case.n, 1)), given(0)),))
-    request = Product(dataclasses.replace(own, batch_invariant=invariant), nest)
-    kernel, how = gemv(request, HOPPER)
-    there = Memory()
-    addresses = [there.place(m) for m in memory]
-    launch(kernel, how, HOPPER, there, [*addresses, case.n], 2)
-    return there.read(addresses[out], memory[out])
-
-
 @pytest.mark.parametrize("form", SAME, ids=str)
 def test_forms_without_a_split_give_the_same_bits(form: MatmulForm) -> None:
     rows = slice(3, 6)
     expected = results_of(LINEAR, slice(LINEAR.m))[rows]
-    np.testing.assert_array_equal(results_of(LINEAR, rows, form), expected)
+    np.testing.assert_array_equal(results_of(LINEAR, rows, form=form), expected)
 
 
 def test_usual_products_of_a_row_depend_on_the_batch() -> None:
     """Few rows are a GEMV, and few tiles may be split."""
-    among = results_of(LINEAR, slice(LINEAR.m), invariant=False)
+    whole = slice(LINEAR.m)
+    among = results_of(LINEAR, whole, invariant=False)
     assert not np.array_equal(results_of(LINEAR, slice(2), invariant=False), among[:2])
-    assert not np.array_equal(results_of(LINEAR, slice(LINEAR.m), SPLIT), among)
+    assert not np.array_equal(results_of(LINEAR, whole, form=SPLIT), among)
 
 
 SIZES = [(1, 8, 8), (1, 4096, 4096), (8, 1024, 4096), (64, 14336, 4096), (4096, 4096, 14336)]
@@ -290,55 +132,53 @@ def test_invariant_forms_have_no_split_and_no_choices(
     assert turned or busy > HOPPER.multiprocessors // 2 or sizes[1] == 8
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        ProductCase(4, 9, 520, "f32"),
+        ProductCase(4, 6, 4096),
+        QuantisedCase(4, 40, 512),
+        QuantisedCase(4, 16, 4096, 4, 128, "bf16", "f32"),
+    ],
+    ids=str,
+)
+def test_up_to_four_rows_have_the_same_bits(case: ProductCase | QuantisedCase) -> None:
+    """Where there are no tensor cores for any number of rows, and with integers."""
+    among, usual = few_rows(case, slice(4)), few_rows(case, slice(4), invariant=False)
+    differ = False
+    for rows in (slice(1), slice(2, 4), slice(1, 4)):
+        np.testing.assert_array_equal(few_rows(case, rows), among[rows], f"rows {rows}")
+        differ |= not np.array_equal(few_rows(case, rows, invariant=False), usual[rows])
+    assert differ, "the usual kernels follow from the number of rows"
+
+
 # ---- attention
 
 
 @pytest.mark.parametrize("mask", [None, "bool"])
 @pytest.mark.parametrize("length", [1, 3, 70])
 def test_attention_does_not_depend_on_the_batch(length: int, mask: str | None) -> None:
-    small = length <= 4
-    case = (AttentionCase if small else FlashCase)(4, 2, length, 300, 64, mask=mask, batch=3)
+    kind = AttentionCase if length <= 4 else FlashCase
+    case = kind(4, 2, length, 300, 64, mask=mask, batch=3, lse=True)
     among = attended(case, slice(3))
     for rows in (slice(1), slice(2, 3), slice(1, 3)):
         found = attended(case, rows, counted=rows.stop == 3)
-        np.testing.assert_array_equal(found, among[rows], f"rows {rows}")
-
-
-def attended(
-    case: AttentionCase,
-    rows: slice,
-    gpu: Gpu = HOPPER,
-    invariant: bool = True,
-    counted: bool = False,
-) -> np.ndarray:
-    """The outputs of some members of a batch, whose size may be a word."""
-    work = case.work(gpu)
-    memory = [m[rows] for m in work.memory]
-    batch = SizeArgument(len(memory)) if counted else len(memory[0])
-    request = dataclasses.replace(case.request, batch=batch, batch_invariant=invariant)
-    generated = CudaTarget(0, gpu).generate(request, "attention")
-    assert generated.launch is not None
-    there = Memory()
-    addresses = [there.place(np.ascontiguousarray(m)) for m in memory]
-    words = [*addresses, len(memory[0])]
-    launch(generated.kernel, generated.launch, gpu, there, words)
-    return there.read(addresses[4], memory[4])
+        for mine, all_ in zip(found, among, strict=True):
+            np.testing.assert_array_equal(mine, all_[rows], f"rows {rows}")
 
 
 def test_usual_attention_depends_on_the_batch() -> None:
-    case = AttentionCase(2, 2, 1, 600, 64, "f32", batch=70)
-    request = case.request
-    one = dataclasses.replace(request, batch=1)
-    assert default_form(one, HOPPER) != default_form(request, HOPPER)
-    forms_ = [
-        default_form(dataclasses.replace(r, batch_invariant=True), HOPPER) for r in (one, request)
-    ]
-    assert forms_[0] == forms_[1] == default_form(one, HOPPER)
-    case = dataclasses.replace(case, batch=3)
-    among = attended(case, slice(3), FEW, invariant=False)
-    assert not np.array_equal(attended(case, slice(1), FEW, invariant=False), among[:1])
-    among = attended(case, slice(3), FEW)
-    assert np.array_equal(attended(case, slice(1), FEW), among[:1])
+    case = AttentionCase(2, 2, 1, 600, 64, "f32", batch=3)
+    asked = [dataclasses.replace(case.request, batch=n) for n in (1, 70)]
+    assert default_form(asked[0], HOPPER) != default_form(asked[1], HOPPER)
+    ours = [dataclasses.replace(r, batch_invariant=True) for r in asked]
+    assert default_form(ours[0], HOPPER) == default_form(ours[1], HOPPER)
+    for invariant in (True, False):
+        alone, among = (
+            attended(case, rows, partial(on_numpy, gpu=FEW), FEW, invariant)[0]
+            for rows in (slice(1), slice(3))
+        )
+        assert np.array_equal(alone, among[:1]) == invariant
 
 
 # ---- whole graphs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -61,17 +61,12 @@ def run(
 
 
 def on_machine(
-    made: Made,
-    gpu: Gpu,
-    memory: Sequence[np.ndarray],
-    order: ptx_machine.Order = "together",
-    shifts: Mapping[int, int] | None = None,
+    made: Made, gpu: Gpu, memory: Sequence[np.ndarray], order: ptx_machine.Order = "together"
 ) -> list[np.ndarray]:
-    """What a kernel leaves in memory, by the machine in numpy; operands may be moved by some
-    bytes."""
+    """What a kernel leaves in memory, by the machine in numpy."""
     kernel, launch, words = made
     there = ptx_machine.Memory(1 << 24)
-    addresses = [there.place(m, (shifts or {}).get(k, 0)) for k, m in enumerate(memory)]
+    addresses = [there.place(m) for m in memory]
     scratch = np.zeros(launch.scratch, np.uint8)
     room = there.place(scratch)
     ptx_machine.launch(kernel, launch, gpu, there, [*addresses, *words, room], order=order)
