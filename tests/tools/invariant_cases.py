@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -117,9 +117,14 @@ class RowsCase:
         return simplify(Nest((batch, *self.inner), tuple(stores), reduced))
 
     def run(
-        self, rows: slice, gpu: Gpu, run: Run, invariant: bool = True, counted: bool = False
+        self,
+        rows: slice,
+        gpu: Gpu,
+        run: Run,
+        invariant: bool = True,
+        counted: Collection[int] = (),
     ) -> list[np.ndarray]:
-        """Both results of some rows, as bits. The size of the batch may be a word."""
+        """Both results of some rows, as bits. Sizes that are `counted` are words."""
         size = math.prod(self.inner)
         pick = np.random.default_rng(7)
         all_ = pick.standard_normal((MOST, size + self.pad)).astype(np.float32)
@@ -127,7 +132,7 @@ class RowsCase:
         batch = len(x)
         kept = size // math.prod(self.inner[k] for k in self.reduced)
         memory = [x, np.zeros(batch * kept, np.float32), np.zeros(batch * size, x.dtype)]
-        nest, words = as_words(self.nest(batch), len(memory), lambda n: counted and n == batch)
+        nest, words = as_words(self.nest(batch), len(memory), lambda n: n in counted)
         kernel, launch = print_nest(
             nest, gpu, scratch=len(memory) + len(words), batch_invariant=invariant
         )
