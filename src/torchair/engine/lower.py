@@ -14,6 +14,7 @@ from torchair.operators.loops import (
     Lowered,
     LowerOp,
     Update,
+    as_stored,
     broadcast_index,
     constant,
     joined,
@@ -96,10 +97,12 @@ def build_nest(
     outputs: Sequence[Value],
     fact: Callable[[Value], Fact],
     fault: Callable[[], int] | None = None,
+    rounds: bool = False,
 ) -> ir.Nest:
     """The nest that computes the group and stores these of its values. `fault` gives the word
-    with the address where a kernel notes down that a test failed."""
-    build = _NestBuilder(group, operands, fact, fault)
+    with the address where a kernel notes down that a test failed. If it `rounds`, every value is
+    what it would be in memory, so that no bit depends on what is fused."""
+    build = _NestBuilder(group, operands, fact, fault, rounds)
     for node in group.nodes:
         build.node(node)
     return ir.Nest(build.axes, tuple(build.store(v) for v in outputs), group.reduced)
@@ -112,7 +115,9 @@ class _NestBuilder:
         operands: Mapping[Value, Operand],
         fact: Callable[[Value], Fact],
         fault: Callable[[], int] | None,
+        rounds: bool,
     ) -> None:
+        self.rounds = rounds
         self.group, self.operands, self.fact, self.fault = group, operands, fact, fault
         self.axes: tuple[Int, ...] = tuple(fact(group.domain).shape or ())  # type: ignore[arg-type]
         self.domain = tuple(ir.at_axis(k) for k in range(len(self.axes)))
@@ -126,10 +131,15 @@ class _NestBuilder:
         result = loops_of(node.type).rule(view)
         results = [result] if isinstance(result, (Lowered, Update)) else list(result)
         for value, tensor in zip(node.outputs, results, strict=False):
+            if isinstance(tensor, Lowered):
+                tensor = self._rounded(tensor)
+                if value in self.group.spaces:
+                    tensor.at(self._place(value))  # known from now on: readers do not ask far back
             if tensor is not None:
                 self.made[value] = tensor
-                if isinstance(tensor, Lowered) and value in self.group.spaces:
-                    tensor.at(self._place(value))  # known from now on: readers do not ask far back
+
+    def _rounded(self, made: Lowered) -> Lowered:
+        return as_stored(made) if self.rounds else made
 
     def tensor(self, value: Value) -> Lowered:
         """A value as an operand."""
@@ -154,7 +164,7 @@ class _NestBuilder:
         shape: tuple[Int, ...] = tuple(self.fact(value).shape or ())  # type: ignore[arg-type]
         made = Lowered(shape, dtype, lambda _: ir.Expr("given", wide, data=k))
         if self.group.bias is None:
-            return made
+            return self._rounded(made)
         bias, dim = self.group.bias
         added = self._outside(self.operands[bias])
 
@@ -163,7 +173,7 @@ class _NestBuilder:
             there = broadcast_index(along, added.shape)
             return ir.op("add", made.at(place), ir.cast(added.at(there), wide))
 
-        return Lowered(shape, dtype, element)
+        return self._rounded(Lowered(shape, dtype, element))
 
     def store(self, value: Value) -> ir.Store:
         """Write a value to where it lives."""

@@ -21,6 +21,8 @@ from torchair.codegen.text.writer import BITS, REGISTER, register
 
 VECTOR = 16
 """Bytes that a thread loads at once."""
+ANY_TYPE = 8
+"""Elements of a vector whose sums must not follow from what is fused."""
 NEVER = "false"
 TEAM = 1024
 """Threads of the largest team."""
@@ -68,10 +70,10 @@ def contiguous(nest: Nest) -> list[Access]:
 
 
 def lanes_of_row(nest: Nest) -> int:
-    """Elements of a vector by the length of a row and the types in it alone, wherever rows begin in
-    memory."""
-    size, lanes = nest.axes[-1], elements_of(contiguous(nest))
-    return math.gcd(lanes, size) if isinstance(size, int) else lanes
+    """Elements of a vector by the length of a row alone, wherever rows begin in memory and whatever
+    else the nest reads."""
+    size = nest.axes[-1]
+    return math.gcd(ANY_TYPE, size) if isinstance(size, int) else ANY_TYPE
 
 
 def steps(place: Access) -> list[Size]:

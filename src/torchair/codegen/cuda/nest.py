@@ -281,7 +281,7 @@ class _Rows(NestForm):
         loops = self.around if slots else (*self.around, self.last)
         plan = make_plan(self.nest, lanes, not self.invariant, form=(loops, slots), scratch=0)
         for phase in plan.phases:
-            phase.unroll = 1 if slots or lanes > 2 else min(phase.unroll, 2)
+            phase.unroll = 1 if slots or lanes > 2 or self.invariant else min(phase.unroll, 2)
         return plan
 
     def launch(self) -> Launch:

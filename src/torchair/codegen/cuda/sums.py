@@ -35,6 +35,7 @@ from torchair.codegen.cuda.forms import (
     both,
     contiguous,
     kept_type,
+    lanes_of_row,
     steps,
 )
 from torchair.codegen.cuda.jit import WARP
@@ -50,7 +51,7 @@ from torchair.codegen.text.unit import LoopBody
 from torchair.codegen.text.writer import REGISTER, shaped
 
 TURNS = 2
-"""Rounds of a thread at a time where that must not depend on how many vectors it has."""
+"""Rounds of a thread at a time where that must not depend on what there is to do in one."""
 COUNTERS = 16 * 1024
 """Bytes at the begin of scratch memory in which blocks count."""
 
@@ -372,10 +373,9 @@ class Shared(NestForm):
     ) -> None:
         """`word` is that of scratch memory, `lanes` the most that are wanted."""
         numbers = [nest.axes[-1], *(n for p in contiguous(nest) for n in steps(p))]
-        known = [n for n in numbers if isinstance(n, int)]
+        own = math.gcd(lanes_in(nest), *(n for n in numbers if isinstance(n, int)))
         if invariant and cut.kind != "columns":  # whose lanes are sums of their own
-            known = known[: isinstance(nest.axes[-1], int)]
-        own = math.gcd(lanes_in(nest), *known)
+            own = lanes_of_row(nest)
         super().__init__(w, nest, math.gcd(own, lanes or own), GridSlice(), 0, invariant)
         self.cut, self.word = cut, word
         self.shared_memory: dict[str, str] = {}
@@ -390,7 +390,7 @@ class Shared(NestForm):
         for phase in plan.phases:
             phase.stores = [s for s in phase.stores if plan.store_level(s) > 1]
             phase.blocks = {}  # each thread adds up few terms
-            if self.invariant and self.cut.kind == "columns":
+            if self.invariant:
                 phase.unroll = TURNS
         return plan
 

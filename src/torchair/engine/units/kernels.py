@@ -306,7 +306,12 @@ class UnitWriting:
     def _loops(self) -> requests.Loops:
         operands = {v: self._operand(v) for v in (*self.unit.inputs, *self.unit.outputs)}
         nest = build_nest(
-            self.unit.group, operands, self.unit.outputs, self.sizes.fact, self._fault
+            self.unit.group,
+            operands,
+            self.unit.outputs,
+            self.sizes.fact,
+            self._fault,
+            self.batch_invariant,
         )
         parts = pieces(nest) if self.target.piecewise else [nest]
         first, *more = (with_words(simplify(part), self.word) for part in parts)
@@ -407,7 +412,8 @@ class UnitWriting:
         operands = {v: self._operand(v) for v in dict.fromkeys([*read, *self.unit.outputs])}
         if group.bias is not None:
             operands[group.bias[0]] = self._bias(group.bias[0])
-        nest = build_nest(group, operands, self.unit.outputs, self.sizes.fact)
+        rounds = self.batch_invariant
+        nest = build_nest(group, operands, self.unit.outputs, self.sizes.fact, rounds=rounds)
         return with_words(join_rows(nest) if rows else nest, self.word)
 
     def _bias(self, value: Value) -> Operand:
