@@ -38,10 +38,11 @@ from torchair.codegen.cuda.matmul.forms import MatmulForm
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.requests import Product
 from torchair.engine.inspect.dry_run import dry_run
-from torchair.engine.units.batches import warn_of_rows
+from torchair.engine.units.batches import has_sums, warn_of_library, warn_of_rows
 from torchair.engine.units.native_units import NativeUnits
-from torchair.ge.graph import Graph, Node, Value
-from torchair.operators import Trait, has_trait, infer
+from torchair.ge.dtypes import DataType
+from torchair.ge.graph import Graph, Value
+from torchair.operators import infer
 
 FEW = describe((9, 0), 3)
 """A GPU with three multiprocessors."""
@@ -244,10 +245,6 @@ def test_products_of_a_model_have_one_kernel_for_all_batches(
     assert sorted(orders[1]) == sorted(orders[16])
 
 
-def has_sums(node: Node) -> bool:
-    return has_trait(node, Trait.CONTRACTION | Trait.REDUCTION)
-
-
 @pytest.mark.parametrize(
     ("name", "gpu", "type_"),
     [("quantised llama", HOPPER, "WeightQuantBatchMatmulV2"), ("llama", OLDER, "MatMul")],
@@ -269,3 +266,15 @@ def test_a_product_that_turns_out_to_be_the_library_s_is_named() -> None:
         ge.NetOutput([ge.MatMulV2(turned, data(1, 72, 64), transpose_x2=True)])
     with pytest.warns(UserWarning, match="torch's kernels compute MatMulV2"):
         dry_run(graph, HOPPER, batch_invariant=True)
+
+
+def test_attention_that_torch_computes_is_named() -> None:
+    with Graph("g", infer) as graph:
+        q, k, v = (data(i, 2, 2, 9, 64, dtype=DataType.DT_FLOAT) for i in range(3))
+        out, _ = ge.FusedInferAttentionScore(
+            q, [k], [v], num_heads=2, scale=0.125, input_layout="BNSD", num_key_value_heads=2
+        )
+        ge.NetOutput([out])
+    units = NativeUnits(graph, CudaTarget(0, HOPPER), batch_invariant=True)
+    with pytest.warns(UserWarning, match="torch's kernels compute FusedInferAttentionScore"):
+        warn_of_library(units.fusion.alone)

@@ -6,15 +6,25 @@ from collections.abc import Iterable
 
 from torchair.ge.graph import Node
 from torchair.log import warn_once
-from torchair.operators import Trait, has_trait
+from torchair.operators import Trait, row_of
+from torchair.operators.core import loops_of
 
-_SUMS = Trait.CONTRACTION | Trait.REDUCTION
+_ANCHORS = ("matmul", "conv", "attention")
+
+
+def has_sums(node: Node) -> bool:
+    """Whether an operator may add up numbers in some order."""
+    row = row_of(node.type)
+    if row is None or node.type == "TorchCall":
+        return True
+    reduces = row.loops is not None and loops_of(node.type).kind == "reduce"
+    return reduces or row.anchor in _ANCHORS or row.has(Trait.CONTRACTION | Trait.REDUCTION)
 
 
 def warn_of_library(nodes: Iterable[Node]) -> None:
     """Of those whose sums torch's kernels order."""
     _warn(
-        (n for n in nodes if n.type == "TorchCall" or has_trait(n, _SUMS)),
+        filter(has_sums, nodes),
         "torch's kernels compute {}, and their results may depend on the batch. Convolutions are "
         "generated code on a CPU if frozen_parameter is on",
     )
