@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from torchair.ge.graph import Node
 from torchair.log import warn_once
 from torchair.operators import Trait, row_of
-from torchair.operators.core import loops_of
 
 _ANCHORS = ("matmul", "conv", "attention")
 
@@ -16,8 +15,8 @@ def has_sums(node: Node) -> bool:
     """Whether an operator may add up numbers in some order."""
     row = row_of(node.type)
     if row is None or node.type == "TorchCall":
-        return True
-    reduces = row.loops is not None and loops_of(node.type).kind == "reduce"
+        return row is not None
+    reduces = row.loops is not None and row.loops.kind == "reduce"
     return reduces or row.anchor in _ANCHORS or row.has(Trait.CONTRACTION | Trait.REDUCTION)
 
 
