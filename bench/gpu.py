@@ -144,6 +144,14 @@ def captured_backend(frozen: bool = False) -> Any:
         return torchair.get_npu_backend(compiler_config=captured_config(frozen))
 
 
+def invariant_backend() -> Any:
+    """Our backend, whose results of a row do not depend on the batch."""
+    config = torchair.CompilerConfig()
+    config.numerics = "batch_invariant"
+    with warnings.catch_warnings(action="ignore"):  # it reminds of frozen parameters
+        return torchair.get_npu_backend(compiler_config=config)
+
+
 CAPTURED = (
     Contestant("torchair replay", through_compile(captured_backend), ours=True, compiler=True),
     Contestant(
@@ -196,6 +204,9 @@ PEERS = {
             **{"triton.cudagraphs": True, "max_autotune": True, "coordinate_descent_tuning": True}
         ),
         compiler=True,
+    ),
+    "invariant": Contestant(
+        "torchair batch-invariant", through_compile(invariant_backend), compiler=True
     ),
 }
 

@@ -69,7 +69,8 @@ def test_forms_say_how_they_are_launched(form: FlashForm) -> None:
     [
         ({"dtype": "f32"}, "f32"),
         ({"length": SizeArgument(7)}, "queries"),
-        ({"span": 0}, "0 queries, keys"),
+        ({"span": 0}, "0 queries or keys"),
+        ({"batch": 0}, "a batch of nothing"),
         ({"heads": 9}, "9 heads"),
         ({"width": 60}, "60"),
         ({"value_width": 512}, "512 features"),

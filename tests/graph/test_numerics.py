@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import torchair
+from models import Bert, BertConfig, bert_inputs, build
+from native_check import capture
 from torchair.convert.exact import keeps_bits
 from torchair.verification.judge import same_bits
 
@@ -222,6 +224,23 @@ def test_a_row_does_not_depend_on_its_batch(dtype: torch.dtype, frozen: bool) ->
         for rows, threads in ((1, 2), (2, 1), (3, 2), (8, 1), (17, 2)):
             with working_threads(threads):
                 assert same_bits(compiled(x[:rows]), whole[:rows]), (rows, threads)
+
+
+def test_what_is_fused_changes_no_bit() -> None:
+    """With a batch of one the positions have the dims of the words, so other nodes are fused."""
+    given, fused = BertConfig(1, 64, 2, 128), []
+    model, inputs = build(Bert, given).to(torch.bfloat16), bert_inputs(given, 4, 9)
+    results = []
+    for batch in (1, 4):
+        with warnings.catch_warnings(), torch.no_grad(), capture() as found:
+            warnings.simplefilter("ignore")
+            backend = torchair.get_npu_backend(compiler_config=config("batch_invariant"))
+            torch._dynamo.reset()
+            rows = [x[:batch] for x in inputs]
+            results.append(torch.compile(model, backend=backend, dynamic=False)(*rows))
+        fused.append(sorted(len(u.nodes) for u in found[0].session.current.units.fusion.units))
+    assert fused[0] != fused[1]
+    assert same_bits(results[0], results[1][:1])
 
 
 def test_a_row_of_images_does_not_depend_on_its_batch() -> None:

@@ -35,6 +35,7 @@ CASES = (
 """Tests of the CPU's kernels, which run on a GPU where `TORCHAIR_TEST_DEVICE` says so."""
 PARTS = {
     "gpu/test_cuda.py": 4,
+    "gpu/test_cuda_batches.py": 2,
     "gpu/test_cuda_capture.py": 2,
     "gpu/test_cuda_deploy.py": 3,
     "gpu/test_cuda_engine.py": 3,

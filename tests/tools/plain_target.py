@@ -73,6 +73,9 @@ class PlainTarget:
         plain = anchor.kind == "matmul" and anchor.dtype in FLOATS and not anchor.quantised
         return None if plain and not anchor.constant else "torch serves it"
 
+    def keeps_rows(self, anchor: Anchor) -> bool:
+        return True
+
     def choices(self, request: Request) -> Choices:
         return {}
 

@@ -223,6 +223,7 @@ class Attention:
     mask: Element | None = None
     mask_strides: Strides4 = (0, 0, 0, 0)
     lse: Strides3 | None = None
+    batch_invariant: bool = False  # whether no bit of a query's outputs may depend on `batch`
 
     @property
     def adds(self) -> bool:

@@ -231,6 +231,7 @@ class Anchor:
     quantised: bool = False  # the second operand of a product holds integers that have scales
     turned: bool = False  # the first operand of a product is stored across the sum
     sizes: tuple[int | None, ...] = ()  # batch, m, n and k of a product, as far as they are known
+    batch_invariant: bool = False  # whether its sums must not depend on the batch
 
 
 class Buildable(Protocol):
@@ -285,6 +286,9 @@ class Target(Protocol):
 
     def declines(self, anchor: Anchor) -> str | None:
         """Why an operator cannot be served, whatever its sizes are; None if it can."""
+
+    def keeps_rows(self, anchor: Anchor) -> bool:
+        """Whether the kernel of an operator that is served can order sums whatever the batch is."""
 
     def choices(self, request: Request) -> Choices:
         """What of the kernel of a request may be chosen by measuring, the most telling choice

@@ -42,14 +42,14 @@ from torchair.engine.run.lanes import Watch, bind_lanes
 from torchair.engine.run.native import NativeProgram, ProgramPool
 from torchair.engine.run.workspace import SPACES, ShapePlanPool, Workspace
 from torchair.engine.tune import TuneRequest
+from torchair.engine.units.batches import warn_of_library, warn_of_rows
 from torchair.engine.units.native_units import NativeUnits
 from torchair.extensions import load
 from torchair.fallbacks import Fallback, note, strictness
 from torchair.ge.dtypes import HALF_TYPES
-from torchair.ge.graph import Graph, Node, Value
+from torchair.ge.graph import Graph, Value
 from torchair.labels import SUPER_KERNEL
-from torchair.log import native_logger, warn_once
-from torchair.operators import Trait, has_trait
+from torchair.log import native_logger
 from torchair.passes import PassRunner
 from torchair.structured import artifact
 from torchair.trace import Stopwatch, Trace
@@ -84,25 +84,6 @@ def usable_target(device: str) -> Target | None:
         "instead. Set TORCHAIR_NATIVE=0 to silence this warning",
     )
     return None
-
-
-def warn_of_batches(graph: Graph, units: NativeUnits | None) -> None:
-    """Name the operators whose sums torch's kernels order, perhaps by the size of the batch."""
-    alone = graph.nodes if units is None else units.fusion.alone
-    sums = Trait.CONTRACTION | Trait.REDUCTION
-    types = {_operator(n) for n in alone if n.type == "TorchCall" or has_trait(n, sums)}
-    if types:
-        warn_once(
-            f"numerics 'batch_invariant': torch's kernels compute {', '.join(sorted(types))}, "
-            "and their results may depend on the batch. Convolutions are generated code if "
-            "frozen_parameter is on",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def _operator(node: Node) -> str:
-    return str(node.attr("target")) if node.type == "TorchCall" else node.type
 
 
 Bound = TypeVar("Bound")
@@ -185,7 +166,8 @@ class GraphCompiler:
                 self._options.numerics == "batch_invariant",
             )
         if self._options.numerics == "batch_invariant":
-            warn_of_batches(self.graph, self.units)
+            warn_of_library(self.graph.nodes if self.units is None else self.units.fusion.alone)
+            warn_of_rows([] if self.units is None else self.units.following_rows())
         self._super_kernels = any(SUPER_KERNEL in n.attrs for n in self.graph.nodes)
         strided = self.units is not None
         self.inputs = GraphInputs(self.graph, self._state.inputs, self._device, strided)

@@ -97,11 +97,13 @@ def build_nest(
     outputs: Sequence[Value],
     fact: Callable[[Value], Fact],
     fault: Callable[[], int] | None = None,
+    rounds: bool = False,
 ) -> ir.Nest:
     """The nest that computes the group and stores these of its values. `fault` gives the word
     with the address where a kernel notes down that a test failed. What is stored is read as it is
-    in memory, in the nest too: other kernels, and the backward, read it from there."""
-    build = _NestBuilder(group, operands, frozenset(outputs), fact, fault)
+    in memory, in the nest too: other kernels, and the backward, read it from there. If it `rounds`,
+    so is every value, so that no bit depends on what is fused."""
+    build = _NestBuilder(group, operands, None if rounds else frozenset(outputs), fact, fault)
     for node in group.nodes:
         build.node(node)
     return ir.Nest(build.axes, tuple(build.store(v) for v in outputs), group.reduced)
@@ -112,17 +114,17 @@ class _NestBuilder:
         self,
         group: Group,
         operands: Mapping[Value, Operand],
-        stored: frozenset[Value],
+        stored: frozenset[Value] | None,
         fact: Callable[[Value], Fact],
         fault: Callable[[], int] | None,
     ) -> None:
+        """`stored` are values that are read as they are in memory: all, if it is None."""
         self.group, self.operands, self.stored = group, operands, stored
         self.fact, self.fault = fact, fault
         self.axes: tuple[Int, ...] = tuple(fact(group.domain).shape or ())  # type: ignore[arg-type]
         self.domain = tuple(ir.at_axis(k) for k in range(len(self.axes)))
         self.made: dict[Value, Lowered | Update] = {
-            v: as_stored(self._given(k, v)) if v in stored else self._given(k, v)
-            for k, v in enumerate(group.given)
+            v: self._as_read(v, self._given(k, v)) for k, v in enumerate(group.given)
         }
 
     def node(self, node: Node) -> None:
@@ -131,12 +133,15 @@ class _NestBuilder:
         result = loops_of(node.type).rule(view)
         results = [result] if isinstance(result, (Lowered, Update)) else list(result)
         for value, tensor in zip(node.outputs, results, strict=False):
-            if isinstance(tensor, Lowered) and value in self.stored:
-                tensor = as_stored(tensor)
+            if isinstance(tensor, Lowered):
+                tensor = self._as_read(value, tensor)
+                if value in self.group.spaces:
+                    tensor.at(self._place(value))  # known from now on: readers do not ask far back
             if tensor is not None:
                 self.made[value] = tensor
-                if isinstance(tensor, Lowered) and value in self.group.spaces:
-                    tensor.at(self._place(value))  # known from now on: readers do not ask far back
+
+    def _as_read(self, value: Value, made: Lowered) -> Lowered:
+        return as_stored(made) if self.stored is None or value in self.stored else made
 
     def tensor(self, value: Value) -> Lowered:
         """A value as an operand."""

@@ -102,6 +102,10 @@ class CpuTarget:
             return "this generator is for float32, bfloat16 and float16"
         return None
 
+    def keeps_rows(self, anchor: Anchor) -> bool:
+        """Every kernel does."""
+        return True
+
     def choices(self, request: Request) -> target.Choices:
         """What may be chosen for a kernel."""
         from torchair.codegen.cpu.generators import GENERATORS

@@ -100,16 +100,17 @@ def _refusal(request: Attention) -> str | None:
 def default_form(request: Attention, gpu: Gpu) -> AttentionForm:
     """A form that is good without being measured: so many blocks that a warp has two turns or
     more, and no more of them than keep the device busy. Few keys are rather read twice, each time
-    for half of the queries, than that multiprocessors are idle."""
+    for half of the queries, than that multiprocessors are idle. The batch does not count where no
+    bit may depend on it: there may be more clusters than are needed then."""
     shape = _Shape(request)
-    rows = request.rows or 1
+    rows, batches = request.rows or 1, 1 if request.batch_invariant else request.batch
     held = max(shape.key_packs, shape.value_packs) * shape.each
     chunks = -(-rows // max(1, REGISTERS_FOR_ROWS // held))
     keys = max(1, AHEAD // max(shape.key_packs, shape.value_packs))
     tile = keys * shape.teams
     tiles = -(-request.span // tile) if isinstance(request.span, int) else 1024
     blocks, units = 1, chunks
-    for size in (request.batch, request.kv_heads):
+    for size in (batches, request.kv_heads):
         units *= size if isinstance(size, int) else 1
     while (
         gpu.has_clusters

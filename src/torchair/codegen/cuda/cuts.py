@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchair.codegen.cuda.forms import contiguous, elements_of
+from torchair.codegen.cuda.forms import contiguous, elements_of, lanes_of_row
 from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.loops import Access, Nest, expressions
 from torchair.codegen.sizes import Size
@@ -114,7 +114,7 @@ def _rows(
     if around:
         if not isinstance(size, int):
             return None
-        each = math.gcd(lanes_in(nest), size)
+        each = math.gcd(lanes_in(nest), size) if shares else lanes_of_row(nest)
         wide = min(threads, _power(-(-size // each)))
         short = -(-size // (wide * each)) * each <= ROW
         kind: CutKind = "rows" if short else "long"

@@ -21,6 +21,9 @@ from torchair.codegen.text.writer import BITS, REGISTER, register
 
 VECTOR = 16
 """Bytes that a thread loads at once."""
+ANY_TYPE = 8
+"""Elements of a vector whose sums must not follow from what is fused."""
+NEVER = "false"
 TEAM = 1024
 """Threads of the largest team."""
 
@@ -66,6 +69,13 @@ def contiguous(nest: Nest) -> list[Access]:
     ]
 
 
+def lanes_of_row(nest: Nest) -> int:
+    """Elements of a vector by the length of a row alone, wherever rows begin in memory and whatever
+    else the nest reads."""
+    size = nest.axes[-1]
+    return math.gcd(ANY_TYPE, size) if isinstance(size, int) else ANY_TYPE
+
+
 def steps(place: Access) -> list[Size]:
     """Distances between vectors of an access."""
     return [place.offset, *place.strides[:-1]]
@@ -94,7 +104,7 @@ def _is_multiple(x: Expr, lanes: int) -> bool:
 
 
 def fits(w: GpuWriter, nest: Nest, lanes: int) -> str:
-    """Whether all vectors begin at multiples of their size, an i1."""
+    """Whether all vectors begin at multiples of their size, an i1, or `NEVER`."""
     rest = "0"
 
     def odd(value: str, unit: int) -> None:
@@ -102,9 +112,11 @@ def fits(w: GpuWriter, nest: Nest, lanes: int) -> str:
         part = w.entry(f"and i64 {value}, {unit - 1}")
         rest = part if rest == "0" else w.entry(f"or i64 {rest}, {part}")
 
+    numbers = [nest.axes[-1], *(n for p in contiguous(nest) for n in steps(p))]
+    if any(isinstance(n, int) and n % lanes for n in numbers):
+        return NEVER
     for p in {(p.operand, p.dtype): p for p in aligned_accesses(nest, lanes)}.values():
         odd(w.entry(f"ptrtoint ptr {w.pointer(p.operand)} to i64"), lanes * BYTES[p.dtype])
-    numbers = [nest.axes[-1], *(n for p in contiguous(nest) for n in steps(p))]
     for n in numbers:
         if not isinstance(n, int):
             odd(w.size(n), lanes)
@@ -121,13 +133,19 @@ class ThreadUnit(UnitWriter):
     point: ThreadPoint
 
     def __init__(
-        self, w: GpuWriter, plan: NestPlan, team: int, rank: str, counts: str | None
+        self,
+        w: GpuWriter,
+        plan: NestPlan,
+        team: int,
+        rank: str,
+        counts: str | None,
+        whole: bool = True,
     ) -> None:
         """`rank` is the number of this thread in its team; `counts` an i1: whether the team has
-        anything to do."""
+        anything to do. If vectors are not `whole`, they are loaded element by element."""
         super().__init__(w, plan)
         self.team, self.rank, self.counts = team, rank, counts
-        aligned = aligned_accesses(plan.nest, w.lanes) if w.lanes > 1 else []
+        aligned = aligned_accesses(plan.nest, w.lanes) if w.lanes > 1 and whole else []
         self.point = ThreadPoint(
             w,
             plan.vector_axis,
@@ -253,9 +271,22 @@ def both(w: GpuWriter, a: str, b: str | None) -> str:
 class NestForm:
     """How the points of a nest are given to threads. The same threads do either version."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, grid: GridSlice, asked: int) -> None:
-        """`asked` is the number of threads of a block or a team, 0 without a request."""
+    whole = True
+    """Whether the version that is written loads whole vectors."""
+
+    def __init__(
+        self,
+        w: GpuWriter,
+        nest: Nest,
+        lanes: int,
+        grid: GridSlice,
+        asked: int,
+        invariant: bool = False,
+    ) -> None:
+        """`asked` is the number of threads of a block or a team, 0 without a request. Of an
+        `invariant` form, sums depend on the reduced axes alone."""
         self.w, self.nest, self.lanes, self.grid, self.asked = w, nest, lanes, grid, asked
+        self.invariant = invariant
         self.last = max(0, len(nest.axes) - 1)
         self.outer = [a for a in range(self.last) if a not in nest.reduced]
         self.around = tuple(a for a in sorted(nest.reduced) if a != self.last)
@@ -263,6 +294,24 @@ class NestForm:
     def fits(self) -> str:
         """Whether the version with vectors may run, an i1."""
         return fits(self.w, self.plan(self.lanes).nest, self.lanes)
+
+    def write_unfit(self) -> None:
+        """Write the version for addresses and strides that allow no vectors. Where sums follow from
+        the lanes of a vector and must not depend on addresses, it is the same element by element,
+        and another one only for rows that end within a vector."""
+        if not self.invariant or self.last not in self.nest.reduced:
+            self.write(1)
+            return
+        w, size = self.w, self._size(self.last)
+        self.whole = False
+        if isinstance(size, int) or self.lanes == 1:
+            self.write(self.lanes)
+            return
+        ends = w(f"icmp eq i64 {w.rem(w.size(size), self.lanes)}, 0")
+        with w.when(ends):
+            self.write(self.lanes)
+        with w.when(w(f"xor i1 {ends}, true")):
+            self.write(1)
 
     def plan(self, lanes: int) -> NestPlan:
         """The plan of the version with so many lanes."""

@@ -11,7 +11,7 @@ A kernel holds two versions: with packs, for addresses that allow them, and elem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchair.codegen.cuda import packs, prologue
 from torchair.codegen.cuda.jit import WARP, Gpu
@@ -104,6 +104,8 @@ def _plain_refusal(work: Joint, gpu: Gpu) -> str | None:
 
 def _default(work: Joint, gpu: Gpu) -> AnyForm:
     matmul, pair = work.product.matmul, work.partner is not None
+    if matmul.batch_invariant:  # what a row is split into must not follow from their number
+        matmul = replace(matmul, m=MOST_ROWS)
     if matmul.weight is not None:
         return default_tiles(matmul, gpu, pair, work.prologue is not None)
     return default_form(matmul, gpu, pair)
@@ -322,7 +324,8 @@ class _Gemv:
     def _sums(self, loaded: Sequence[str], in_registers: list[list[list[str]]]) -> list[list[str]]:
         """For each matrix what this lane has of each result, A's rows around those of B."""
         w, rows, count = self.w, self.form.rows, len(self.matrices)
-        per_lane = self.m * rows * count
+        together = MOST_ROWS if self.matmul.batch_invariant else self.m
+        per_lane = together * rows * count
         parts = next((n for n, most in ((4, 2), (2, 4)) if per_lane <= most), 1)
         results = [[[ZERO] * parts for _ in range(self.m * rows)] for _ in self.matrices]
         given = iter(loaded)

@@ -192,6 +192,8 @@ class _Jobs:
         if len(step.outs) != 1 or len(step.code.order.request.nest.stores) != 1:
             return False
         axes = step.code.order.request.nest.axes
+        if step.code.order.request.batch_invariant:  # teams are as large as a block here
+            return False
         if not all(isinstance(n, int) for n in axes) or math.prod(axes) > SMALL:
             return False
         reads, made = self.touched[maker.steps[0]]

@@ -18,6 +18,7 @@ from functools import reduce
 
 from torchair.codegen.cuda.cuts import cut_of
 from torchair.codegen.cuda.forms import (
+    NEVER,
     TEAM,
     GridSlice,
     NestForm,
@@ -25,6 +26,7 @@ from torchair.codegen.cuda.forms import (
     both,
     contiguous,
     elements_of,
+    lanes_of_row,
     vector_lanes,
 )
 from torchair.codegen.cuda.jit import WARP, Gpu
@@ -41,6 +43,8 @@ ROW = 16
 """Elements of a row that a thread keeps in registers."""
 BUSY = 4096
 """Rows that keep the whole device busy with one warp for each."""
+USUAL = BUSY // 8
+"""Rows that teams are large enough for, where their number must not matter."""
 CROWD = 256
 """Threads for each multiprocessor, below which they take shorter vectors."""
 MUCH = 1 << 15
@@ -88,19 +92,21 @@ def print_nest(
     of `scratch` memory, blocks may share reductions; of `batch_invariant` ones no bit depends on
     how many there are."""
     w = GpuWriter(gpu)
+    if batch_invariant:
+        w.sums = ""
     form = form_of(w, nest, None, shape, scratch, batch_invariant)
     early = early and gpu.has_clusters and not form.launch().together
     if early:
         w.wait()
         w.release("true")
-    if form.lanes == 1:
-        form.write(1)
+    fits = form.fits() if form.lanes > 1 else NEVER
+    if fits == NEVER:
+        form.write_unfit()
     else:
-        fits = form.fits()
         with w.when(fits):
             form.write(form.lanes)
         with w.when(w(f"xor i1 {fits}, true")):
-            form.write(1)
+            form.write_unfit()
     launch = replace(form.launch(), early=early)
     return w.kernel(label), launch
 
@@ -118,17 +124,19 @@ def form_of(
     shares = scratch is not None and not batch_invariant
     cut = None if grid is not None else cut_of(nest, w.gpu, shape.threads, shares)
     if cut is not None:
-        return Shared(w, nest, cut, scratch or 0, shape.lanes)
-    lanes, rows = vector_lanes(nest), _has_rows(nest)
+        return Shared(w, nest, cut, scratch or 0, shape.lanes, batch_invariant)
+    rows = _has_rows(nest)
+    lanes = lanes_of_row(nest) if rows and batch_invariant else vector_lanes(nest)
     if shape.lanes:
         lanes = math.gcd(lanes, shape.lanes)
     if rows:
-        return _Rows(w, nest, lanes, grid or GridSlice(), shape.threads)
+        return _Rows(w, nest, lanes, grid or GridSlice(), shape.threads, batch_invariant)
     each = lanes
     if grid is None and not shape.lanes:
         whole = elements_of(contiguous(nest))
         each = _spread(nest, whole if _is_short(nest, whole) else lanes, w.gpu)
-    form = _Apart(w, nest, math.gcd(lanes, each), grid or GridSlice(), shape.threads)
+    lanes = math.gcd(lanes, each)
+    form = _Apart(w, nest, lanes, grid or GridSlice(), shape.threads, batch_invariant)
     form.each = each
     return form
 
@@ -166,7 +174,8 @@ class _Apart(NestForm):
     """Elements of a thread."""
 
     def plan(self, lanes: int) -> NestPlan:
-        return make_plan(self.nest, lanes, True, form=(self.around, self._slots(lanes)), scratch=0)
+        form, one = (self.around, self._slots(lanes)), int(self.invariant)
+        return make_plan(self.nest, lanes, not one, form=form, scratch=0, unroll=one)
 
     def _slots(self, lanes: int) -> int:
         """Vectors of a thread at a time."""
@@ -246,11 +255,20 @@ class _Apart(NestForm):
 class _Rows(NestForm):
     """The vector axis is reduced: a team for every row."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, lanes: int, grid: GridSlice, asked: int) -> None:
-        super().__init__(w, nest, lanes, grid, asked)
+    def __init__(
+        self,
+        w: GpuWriter,
+        nest: Nest,
+        lanes: int,
+        grid: GridSlice,
+        asked: int,
+        invariant: bool = False,
+    ) -> None:
+        super().__init__(w, nest, lanes, grid, asked, invariant)
         size, rows = nest.axes[-1], [nest.axes[a] for a in self.outer]
         vectors = -(-size // lanes) if isinstance(size, int) else 4 * BLOCK
         known = math.prod(n if isinstance(n, int) else 64 for n in rows)
+        known = USUAL if invariant else known
         self.team = min(asked, TEAM) or _team(vectors, known, grid.threads or TEAM)
         self.slots = -(-vectors // self.team) if isinstance(size, int) else 0
         if self.slots * lanes > (ROW if not self.around else ROW // 4):
@@ -261,9 +279,9 @@ class _Rows(NestForm):
     def plan(self, lanes: int) -> NestPlan:
         slots = self.slots if lanes == self.lanes else 0
         loops = self.around if slots else (*self.around, self.last)
-        plan = make_plan(self.nest, lanes, True, form=(loops, slots), scratch=0)
+        plan = make_plan(self.nest, lanes, not self.invariant, form=(loops, slots), scratch=0)
         for phase in plan.phases:
-            phase.unroll = 1 if slots or lanes > 2 else min(phase.unroll, 2)
+            phase.unroll = 1 if slots or lanes > 2 or self.invariant else min(phase.unroll, 2)
         return plan
 
     def launch(self) -> Launch:
@@ -288,7 +306,7 @@ class _Rows(NestForm):
             number, counts = turn.index, None
             if self._others():
                 number, counts = self._mine(number, total)
-            unit = ThreadUnit(w, plan, self.team, rank, counts)
+            unit = ThreadUnit(w, plan, self.team, rank, counts, self.whole)
             with unit.point.scope():
                 unit.thread()
                 index = dict(zip(self.outer, self._positions(number, sizes), strict=True))

@@ -35,6 +35,7 @@ from torchair.codegen.cuda.forms import (
     both,
     contiguous,
     kept_type,
+    lanes_of_row,
     steps,
 )
 from torchair.codegen.cuda.jit import WARP
@@ -49,6 +50,8 @@ from torchair.codegen.text.point import ValueKey
 from torchair.codegen.text.unit import LoopBody
 from torchair.codegen.text.writer import REGISTER, shaped
 
+TURNS = 2
+"""Rounds of a thread at a time where that must not depend on what there is to do in one."""
 COUNTERS = 16 * 1024
 """Bytes at the begin of scratch memory in which blocks count."""
 
@@ -66,7 +69,7 @@ class _Sums(ThreadUnit):
         self.part, self.first = split, first
         self.column = w.rem(w.thread(), str(self.cut.across))
         self.row = w.div(w.thread(), str(self.cut.across))
-        super().__init__(w, plan, self.cut.across, self.column, None)
+        super().__init__(w, plan, self.cut.across, self.column, None, form.whole)
         self.columns = self.cut.kind == "columns"
         self.open = ExitStack()
         self.waits = any(p.reductions and walks_after(plan, p) for p in plan.phases)
@@ -363,12 +366,21 @@ def kept_bytes(r: Expr) -> int:
 class Shared(NestForm):
     """Threads of a block, and blocks, share reductions."""
 
-    def __init__(self, w: GpuWriter, nest: Nest, cut: Cut, word: int, lanes: int = 0) -> None:
+    def __init__(
+        self,
+        w: GpuWriter,
+        nest: Nest,
+        cut: Cut,
+        word: int,
+        lanes: int = 0,
+        invariant: bool = False,
+    ) -> None:
         """`word` is that of scratch memory, `lanes` the most that are wanted."""
         numbers = [nest.axes[-1], *(n for p in contiguous(nest) for n in steps(p))]
-        known = [n for n in numbers if isinstance(n, int)]
-        own = math.gcd(lanes_in(nest), *known)
-        super().__init__(w, nest, math.gcd(own, lanes or own), GridSlice(), 0)
+        own = math.gcd(lanes_in(nest), *(n for n in numbers if isinstance(n, int)))
+        if invariant and cut.kind != "columns":  # whose lanes are sums of their own
+            own = lanes_of_row(nest)
+        super().__init__(w, nest, math.gcd(own, lanes or own), GridSlice(), 0, invariant)
         self.cut, self.word = cut, word
         self.shared_memory: dict[str, str] = {}
         reductions = [x for x in expressions(nest) if x.kind == "reduce"]
@@ -378,13 +390,14 @@ class Shared(NestForm):
         self.last_stores: list[Store] = []
 
     def plan(self, lanes: int) -> NestPlan:
-        plan = make_plan(
-            self.nest, lanes, True, form=loops_of(self.nest, self.cut, lanes), scratch=0
-        )
+        form = loops_of(self.nest, self.cut, lanes)
+        plan = make_plan(self.nest, lanes, not self.invariant, form=form, scratch=0)
         self.last_stores = [s for p in plan.phases for s in p.stores if plan.store_level(s) <= 1]
         for phase in plan.phases:
             phase.stores = [s for s in phase.stores if plan.store_level(s) > 1]
             phase.blocks = {}  # each thread adds up few terms
+            if self.invariant:
+                phase.unroll = TURNS
         return plan
 
     def launch(self) -> Launch:

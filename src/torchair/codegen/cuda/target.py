@@ -4,6 +4,7 @@ be chosen by measuring, and how plans are launched."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from torchair.codegen.cuda.tiles import B, packs_of
 from torchair.codegen.cuda.trial import GpuTrial, Replay
 from torchair.codegen.llvm import binding
 from torchair.codegen.program import Memory, PlanFamily, SizedPart, Subject, TargetPlan, TargetStep
-from torchair.codegen.requests import Attention, Joint, Loops, Product, Request
+from torchair.codegen.requests import Attention, Joint, Loops, MatMul, Product, Request
 
 TYPES = ("f32", "bf16", "f16")
 WIDEST_HEAD = 256  # features of a head of attention
@@ -73,6 +74,10 @@ class CudaTarget:
         return self._own or library(self.index)
 
     @property
+    def _machine(self) -> Gpu:
+        return self.library.machine
+
+    @property
     def processor(self) -> str:
         """The GPU and its driver, which makes the machine code; one that is not here is known by
         its architecture."""
@@ -95,10 +100,12 @@ class CudaTarget:
         """Why there is no generator for an operator."""
         if anchor.kind not in ("matmul", "attention") or anchor.dtype not in TYPES:
             return "torch's libraries serve it"
+        if anchor.kind == "matmul" and anchor.batch_invariant and self.keeps_rows(anchor):
+            return None
         if anchor.rows is None or not 1 <= anchor.rows <= FEW:
             if anchor.kind == "matmul":
-                return tensor_cores.declines(anchor, self.library.machine)
-            return flash.declines(anchor, self.library.machine)
+                return tensor_cores.declines(anchor, self._machine)
+            return flash.declines(anchor, self._machine)
         if anchor.quantised:
             return None if anchor.constant else "its quantised weights may change"
         if anchor.kind == "matmul":
@@ -106,8 +113,18 @@ class CudaTarget:
         wide = anchor.width is None or anchor.width > WIDEST_HEAD or anchor.width % 8
         return "its heads are too wide" if wide else None
 
+    def keeps_rows(self, anchor: target.Anchor) -> bool:
+        """Products on tensor cores add up along k step by step, those of few rows and those of
+        integers by their number of rows."""
+        if anchor.kind != "matmul":
+            return True
+        return not tensor_cores.declines(replace(anchor, batch_invariant=True), self._machine)
+
     def choices(self, request: Request) -> target.Choices:
-        """The form of a product or an attention, and the pieces of a nest."""
+        """The form of a product or an attention, and the pieces of a nest; none where sums must
+        not depend on them."""
+        if _is_invariant(request):
+            return {}
         if isinstance(request, Loops):
             return shapes(request.nest)
         forms = self._forms(request)
@@ -115,8 +132,8 @@ class CudaTarget:
 
     def _forms(self, request: Request) -> dict[str, Any]:
         """Forms of a kernel by their texts, the usual first."""
-        machine = self.library.machine
-        if isinstance(request, Product) and _is_wide(request):
+        machine = self._machine
+        if isinstance(request, Product) and self._is_wide(request):
             return {str(form): form for form in tensor_cores.forms(request, machine)}
         if isinstance(request, Product | Joint):
             return {str(form): form for form in forms(request, machine)}
@@ -130,7 +147,7 @@ class CudaTarget:
         self, request: Request, label: str, config: target.KernelConfig = target.DEFAULT_CONFIG
     ) -> target.Generated:
         """The kernel of a request."""
-        machine, word = self.library.machine, config.choice("form")
+        machine, word = self._machine, config.choice("form")
         form = self._forms(request)[word] if word else None
         if isinstance(request, Loops):
             shape = NestShape(config.integer("lanes", 0), config.integer("threads", 0))
@@ -143,8 +160,10 @@ class CudaTarget:
                 scratch=request.scratch,
                 batch_invariant=request.batch_invariant,
             )
-        elif isinstance(request, Product) and _is_wide(request):
+        elif isinstance(request, Product) and self._is_wide(request):
             kernel, launch = tensor_cores.matmul(request, machine, label, form, early=True)
+        elif isinstance(request, Joint) and self._is_wide(request.product):
+            raise target.Declined("a product on tensor cores is computed alone")
         elif isinstance(request, Product | Joint):
             kernel, launch = gemv(request, machine, label, form, early=True)
         elif isinstance(request, Attention) and _has_many_queries(request):
@@ -157,6 +176,14 @@ class CudaTarget:
         if unknown:
             raise target.Declined(f"no GPU has the functions {', '.join(sorted(unknown))}")
         return target.Generated(kernel, launch.scratch, _packs(request), launch)
+
+    def _is_wide(self, request: Product) -> bool:
+        """Whether a product has more rows than a GEMV is for, or may have."""
+        matmul = request.matmul
+        if matmul.batch_invariant and tensor_cores.serves_any_rows(matmul, self._machine):
+            return True
+        few = isinstance(matmul.m, int) and matmul.m <= FEW and matmul.batch == 1
+        return not few and matmul.weight is None
 
     def joined(
         self,
@@ -283,11 +310,12 @@ def _packs(request: Request) -> Mapping[int, target.Pack]:
     return packs_of(request.matmul) if isinstance(request, Product) else {}
 
 
-def _is_wide(request: Product) -> bool:
-    """Whether a product has more rows than a GEMV is for."""
-    matmul = request.matmul
-    few = isinstance(matmul.m, int) and matmul.m <= FEW and matmul.batch == 1
-    return not few and matmul.weight is None
+def _is_invariant(request: Request) -> bool:
+    """Whether no bit of its results may depend on the batch."""
+    if isinstance(request, Joint):
+        request = request.product
+    asks = request.matmul if isinstance(request, Product) else request
+    return isinstance(asks, Loops | MatMul | Attention) and asks.batch_invariant
 
 
 def _has_many_queries(request: Attention) -> bool:

@@ -288,7 +288,7 @@ def combine(w: Writer, kind: str, a: str, b: str, dtype: Element, lanes: int) ->
     t = register(dtype, lanes)
     if is_float(dtype):
         how = "fadd" if kind == "sum" else "fmul"
-        return w(f"{how} {writer.REASSOCIATE} {t} {a}, {b}")
+        return w(" ".join([how, *w.sums.split(), f"{t} {a}, {b}"]))
     return w(f"{_INTEGER[kind]} {t} {a}, {b}")
 
 

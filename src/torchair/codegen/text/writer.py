@@ -109,6 +109,7 @@ class Writer:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.lanes = machine.lanes
+        self.sums = REASSOCIATE  # flags of sums, none where their order is not free
         self.declared: dict[str, str] = {}
         self.block = "start"  # label of the block being written
         self._entry: list[str] = []

@@ -42,11 +42,13 @@ def dry_run(
     gpu: Gpu,
     assigned: dict[int, int] | None = None,
     frozen: Mapping[Value, torch.Tensor] | None = None,
+    batch_invariant: bool = False,
 ) -> DryRun:
     """Plan a graph of fixed sizes for a GPU; `assigned` maps an output to the input it updates,
     `frozen` are values that are the same in every call."""
     target = CudaTarget(0, gpu)
-    planner = Planner(graph, "meta", assigned, (), NativeUnits(graph, target, frozen))
+    units = NativeUnits(graph, target, frozen, batch_invariant=batch_invariant)
+    planner = Planner(graph, "meta", assigned, (), units)
     plan = planner.plan([n.outputs[0].fact for n in graph.data])
     parts = launches_of(plan, target.joined)
     return DryRun(plan, [bundle for _, part in parts for bundle in part], gpu)

@@ -4,7 +4,7 @@ asks a target for: one method for each kind of unit."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torchair.codegen import requests
@@ -46,13 +46,28 @@ def transposed(node: Node, which: int) -> bool:
 
 
 def anchors(
-    target: Target, constant: Callable[[Value], bool]
+    target: Target, described: Mapping[AnchorKind, Callable[[Node], Anchor]]
 ) -> dict[str, tuple[UnitKind, NodeCheck]]:
     """By operator type: the kind of unit, and a function that says why a node cannot be one:
     because no request says what it is, or because the target declines it."""
+    unfit: dict[AnchorKind, NodeCheck] = {
+        "matmul": _product_unfit,
+        "conv": _conv_unfit,
+        "attention": _attention_unfit,
+        "pool": _pool_unfit,
+    }
 
-    def check(unfit: NodeCheck, described: Callable[[Node], Anchor]) -> NodeCheck:
-        return lambda node: unfit(node) or target.declines(described(node))
+    def check(kind: AnchorKind) -> NodeCheck:
+        return lambda node: unfit[kind](node) or target.declines(described[kind](node))
+
+    found = loaded_rows().items()
+    return {t: (row.anchor, check(row.anchor)) for t, row in found if row.anchor is not None}
+
+
+def descriptions(
+    constant: Callable[[Value], bool], batch_invariant: bool = False
+) -> dict[AnchorKind, Callable[[Node], Anchor]]:
+    """What a target is told of nodes, by kind."""
 
     def conv(node: Node) -> Anchor:
         return Anchor("conv", _type_of(node, "x"), constant=constant(node.value_on("filter")))
@@ -70,16 +85,10 @@ def anchors(
             quantised=quantised,
             turned=transposed(node, 1),
             sizes=_sizes(node),
+            batch_invariant=batch_invariant,
         )
 
-    kinds: dict[AnchorKind, NodeCheck] = {
-        "matmul": check(_product_unfit, product),
-        "conv": check(_conv_unfit, conv),
-        "attention": check(_attention_unfit, _attention),
-        "pool": check(_pool_unfit, _pool),
-    }
-    found = loaded_rows().items()
-    return {t: (row.anchor, kinds[row.anchor]) for t, row in found if row.anchor is not None}
+    return {"matmul": product, "conv": conv, "attention": _attention, "pool": _pool}
 
 
 def _rows(node: Node) -> int | None:
@@ -297,7 +306,12 @@ class UnitWriting:
     def _loops(self) -> requests.Loops:
         operands = {v: self._operand(v) for v in (*self.unit.inputs, *self.unit.outputs)}
         nest = build_nest(
-            self.unit.group, operands, self.unit.outputs, self.sizes.fact, self._fault
+            self.unit.group,
+            operands,
+            self.unit.outputs,
+            self.sizes.fact,
+            self._fault,
+            self.batch_invariant,
         )
         parts = pieces(nest) if self.target.piecewise else [nest]
         first, *more = (with_words(simplify(part), self.word) for part in parts)
@@ -398,7 +412,8 @@ class UnitWriting:
         operands = {v: self._operand(v) for v in dict.fromkeys([*read, *self.unit.outputs])}
         if group.bias is not None:
             operands[group.bias[0]] = self._bias(group.bias[0])
-        nest = build_nest(group, operands, self.unit.outputs, self.sizes.fact)
+        rounds = self.batch_invariant
+        nest = build_nest(group, operands, self.unit.outputs, self.sizes.fact, rounds=rounds)
         return with_words(join_rows(nest) if rows else nest, self.word)
 
     def _bias(self, value: Value) -> Operand:
@@ -436,6 +451,7 @@ class UnitWriting:
             mask=TYPES[mask.dtype] if mask is not None else None,
             mask_strides=self._all(self._mask_strides(mask)),
             lse=self._all(self.sizes.strides(lse))[:3] if wide else None,
+            batch_invariant=self.batch_invariant,
         )
         for x in (q, k, v, mask if mask is not None else q, out, lse if wide else out):
             self.address(x)

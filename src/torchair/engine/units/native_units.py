@@ -14,8 +14,9 @@ from torchair.codegen.target import BrokenKernels, Declined, Pack, Target
 from torchair.engine.fuse.units import Fusion, Joins, Unit, always, fuse
 from torchair.engine.strides import plain
 from torchair.engine.units import emitter
+from torchair.engine.units.batches import warn_of_library
 from torchair.engine.units.emitter import Layouts, NotNative, parameters
-from torchair.engine.units.kernels import UnitWriting, anchors
+from torchair.engine.units.kernels import UnitWriting, anchors, descriptions
 from torchair.fallbacks import Fallback, note
 from torchair.ge.graph import INPUTS, Fact, Graph, Node, Value
 from torchair.log import debug_print, logger
@@ -115,7 +116,8 @@ class NativeUnits:
         self._batch_invariant = batch_invariant
         self.prepared = Prepared(graph, frozen or {})
         self.frozen = self.prepared.tensors
-        served = anchors(target, self.is_constant)
+        self._descriptions = descriptions(self.is_constant, batch_invariant)
+        served = anchors(target, self._descriptions)
         self.fusion: Fusion = fuse(
             graph,
             served,
@@ -206,8 +208,19 @@ class NativeUnits:
         assert call is not None, "a kernel is right for the sizes it was made with"
         return call
 
+    def following_rows(self) -> list[Node]:
+        """Operators with a kernel whose sums follow from the number of rows, whatever is asked."""
+        described = {
+            u.anchor: self._descriptions[u.kind](u.anchor)
+            for u in self.fusion.units
+            if u.kind != "loops"
+        }
+        return [node for node, anchor in described.items() if not self.target.keeps_rows(anchor)]
+
     def _report(self, unit: Unit, error: Exception) -> None:
         """Why a unit runs node by node: a fallback, unless that is meant to be so."""
+        if self._batch_invariant:
+            warn_of_library(unit.nodes)
         name = "+".join(n.type for n in unit.nodes) + f" ({unit.nodes[0].name})"
         if isinstance(error, NotNative | Declined):
             logger.info("%s runs node by node: %s", name, error)

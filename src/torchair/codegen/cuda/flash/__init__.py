@@ -41,9 +41,11 @@ def refusal(request: Attention, gpu: Gpu) -> str | None:
     for width in (request.width, request.value_width):
         if not 1 <= width <= WIDEST or width % 8:
             return f"heads of {width} features"
-    for size in (request.batch, request.length, request.span):
+    for size in (request.length, request.span):
         if not isinstance(size, int) or size < 1:
-            return f"{size} queries, keys or batches"
+            return f"{size} queries or keys"
+    if request.batch == 0:
+        return "a batch of nothing"
     strides = (request.q, request.k, request.v, request.out)
     if any(s[3] != 1 for s in strides):
         return "features that are no neighbours"

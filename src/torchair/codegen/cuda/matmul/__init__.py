@@ -3,13 +3,23 @@ registers."""
 
 from __future__ import annotations
 
-from torchair.codegen.cuda.hopper import DTYPES
+from torchair.codegen.cuda.hopper import DTYPES, LINE
 from torchair.codegen.cuda.jit import Gpu
-from torchair.codegen.cuda.matmul.forms import LARGE, MatmulForm, Sizes, candidates, wins
+from torchair.codegen.cuda.matmul.forms import (
+    LARGE,
+    MatmulForm,
+    Sizes,
+    candidates,
+    steady,
+    wins,
+)
 from torchair.codegen.cuda.matmul.loop import TensorMatmul
 from torchair.codegen.cuda.matmul.operands import factors
-from torchair.codegen.requests import Product
+from torchair.codegen.requests import MatMul, Product
 from torchair.codegen.target import Anchor, Declined, Kernel, Launch
+
+USUAL = (1, 64, 4096, 4096)
+"""Batch, m, n and k that a batch-invariant form is chosen for, where they are not known."""
 
 
 def matmul(
@@ -33,14 +43,17 @@ def matmul(
 def refusal(request: Product, gpu: Gpu, form: MatmulForm = LARGE) -> str | None:
     """Why a product is not served in a form."""
     matmul = request.matmul
-    if gpu.capability != (9, 0):
-        return "tensor cores of another kind"
-    if matmul.dtype not in DTYPES or matmul.weight is not None:
-        return f"products of {matmul.dtype}"
+    if not serves_any_rows(matmul, gpu):
+        return f"tensor cores of another kind, or products of {matmul.dtype}"
     if 0 in (matmul.batch, matmul.m, matmul.n, matmul.k):
         return "products of nothing"
     found = factors(matmul, (form.rows, form.columns))
     return next((why for f in found if (why := f.refusal())), None)
+
+
+def serves_any_rows(matmul: MatMul, gpu: Gpu) -> bool:
+    """Whether there is a kernel for products of this kind, however many rows they have."""
+    return gpu.capability == (9, 0) and matmul.dtype in DTYPES and matmul.weight is None
 
 
 def forms(request: Product, gpu: Gpu) -> list[MatmulForm]:
@@ -50,23 +63,33 @@ def forms(request: Product, gpu: Gpu) -> list[MatmulForm]:
         return []
     matmul = request.matmul
     sizes = (matmul.batch, matmul.m, matmul.n, matmul.k)
+    unit = 8 if matmul.b[1] == 1 else LINE  # rows of a B across the sum come in whole lines
+    if matmul.batch_invariant:
+        given = [n if isinstance(n, int) else d for n, d in zip(sizes, USUAL, strict=True)]
+        return [steady(Sizes(*given), gpu.multiprocessors, unit)]
     known = [n for n in sizes if isinstance(n, int)]
     if len(known) < len(sizes):
         return [LARGE]
-    found = dict.fromkeys((LARGE, *candidates(Sizes(*known), gpu.multiprocessors)))
+    found = dict.fromkeys((LARGE, *candidates(Sizes(*known), gpu.multiprocessors, unit=unit)))
     return [form for form in found if not refusal(request, gpu, form)]
 
 
 def declines(anchor: Anchor, gpu: Gpu) -> str | None:
-    """Why a product of many rows is left to the library, whatever its strides are."""
+    """Why a product of many rows is left to the library, whatever its strides are. One that is to
+    be batch-invariant is served whether that is faster or not, and of any number of rows."""
     batch, m, n, k = anchor.sizes or (None,) * 4
     if gpu.capability != (9, 0) or anchor.dtype not in DTYPES or anchor.quantised:
         return "torch's libraries serve many rows"
+    lines = (m if anchor.turned else k, k if anchor.along else n)
+    if any(line is not None and line % 8 for line in lines):
+        return "its rows are no multiples of 16 bytes"
+    if anchor.batch_invariant:
+        unknown = "a dim that is contiguous in memory is not known"
+        return unknown if None in lines or 0 in anchor.sizes else None
     if batch is None or m is None or n is None or k is None:
         return "torch's libraries serve many rows, and their number is not known"
-    lines = (m if anchor.turned else k, k if anchor.along else n)
-    if any(line % 8 for line in (*lines, n)):
-        return "rows of its factors or its results are no multiples of 16 bytes"
+    if n % 8:
+        return "rows of its results are no multiples of 16 bytes"
     if not all((batch, m, n, k)) or not wins(batch, m, n, k, gpu.multiprocessors):
         return "torch's libraries are faster"
     return None

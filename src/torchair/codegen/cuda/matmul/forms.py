@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchair.codegen.cuda.hopper import ALIGNED, LINE, WARPGROUP
@@ -109,16 +111,34 @@ class Sizes:
     k: int
 
 
-def candidates(sizes: Sizes, multiprocessors: int, count: int = 6) -> list[MatmulForm]:
-    """Forms that are worth measuring, the one that should be fastest first."""
+def steady(sizes: Sizes, multiprocessors: int, unit: int) -> MatmulForm:
+    """A form in which every result is summed up along k step by step, as in all others of this
+    kind: which of them it is follows from the sizes, and no bit from that."""
+    if wins(sizes.batch, sizes.m, sizes.n, sizes.k, multiprocessors):
+        return LARGE
+    found = candidates(sizes, multiprocessors, splits=(1,), unit=unit)
+    return found[0]
+
+
+def candidates(
+    sizes: Sizes,
+    multiprocessors: int,
+    count: int = 6,
+    splits: Sequence[int] = _SPLITS,
+    unit: int = 8,
+) -> list[MatmulForm]:
+    """Forms that are worth measuring, the one that should be fastest first. Columns of a tile come
+    by so many as a `unit`."""
     found = {}
     for warpgroups, blocks, alternate in _BLOCKS:
         if blocks * warpgroups > 1 and sizes.m * 2 <= 64 * blocks * (
             1 if alternate else warpgroups
         ):
             continue  # half of a tile, or more, would be outside
-        for split in _SPLITS[: 1 if alternate else None]:
-            base = MatmulForm(8 * split, warpgroups, blocks, 2, 1, 8, alternate, split)
+        for split in splits[: 1 if alternate else None]:
+            base = MatmulForm(
+                math.lcm(unit, 8 * split), warpgroups, blocks, 2, 1, 8, alternate, split
+            )
             for columns in _columns(base, sizes, multiprocessors):
                 form = _filled(replace(base, columns=columns, group=_group(sizes)))
                 if form is not None:
@@ -128,7 +148,7 @@ def candidates(sizes: Sizes, multiprocessors: int, count: int = 6) -> list[Matmu
 
 def _columns(base: MatmulForm, sizes: Sizes, multiprocessors: int) -> set[int]:
     """Columns of a tile: some usual ones, and those with which the last turn is a whole one."""
-    unit, most = 8 * base.split, 256 // base.blocks
+    unit, most = base.columns, 256 // base.blocks
     rows = sizes.batch * -(-sizes.m // base.rows)
     wanted = set(_COLUMNS)
     for turns in range(1, 5):
