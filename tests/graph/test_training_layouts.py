@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import torchair
+from tolerance import assert_close
 from torchair.fx import tracing
 from torchair.fx.layouts import carry_channels_last
 from training_blocks import LAST, Block, check_steps, gradients
