@@ -106,8 +106,7 @@ def test_rows_of_an_mlp(mode: str | None, dynamic: bool) -> None:
     (x,) = mlp_inputs(replace(MLP["16 layers"], dim=256), MOST_OF_MODELS, torch.bfloat16)
     x = x.cuda()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing is named that may depend on the batch
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("error", ".*batch_invariant")  # nothing is named
         fast = compiled(model, invariant(), mode=mode, dynamic=dynamic)
         among = fast(x).clone()
         for batch in BATCHES:
