@@ -17,13 +17,20 @@ from torchair.capture import exchange
 from torchair.capture.exchange import ALIGNED, StandIns
 from torchair.codegen.cuda import graphs
 from torchair.codegen.cuda.driver import DriverError
-from torchair.codegen.cuda.graphs import ExecutableGraph, Node, Patch, Piece, moved, nodes_of
+from torchair.codegen.cuda.graphs import (
+    ExecutableGraph,
+    MovedMemory,
+    Patch,
+    RecordedNode,
+    moved,
+    nodes_of,
+)
 
-A, B = Piece(0x1000, 0x51000, 64), Piece(0x2000, 0x62000, 32)
+A, B = MovedMemory(0x1000, 0x51000, 64), MovedMemory(0x2000, 0x62000, 32)
 
 
-def kernel(*words: int, launch: int = 7) -> Node:
-    return Node(1, 0, (launch,), list(words))
+def kernel(*words: int, launch: int = 7) -> RecordedNode:
+    return RecordedNode(1, 0, (launch,), list(words))
 
 
 def test_addresses_are_words_that_move_as_a_piece_does() -> None:
@@ -35,7 +42,7 @@ def test_addresses_are_words_that_move_as_a_piece_does() -> None:
 
 
 def test_the_end_of_a_piece_is_its_own_unless_another_begins_there() -> None:
-    low, high = Piece(0x1000, 0x5000, 64), Piece(0x1040, 0x5040, 64)
+    low, high = MovedMemory(0x1000, 0x5000, 64), MovedMemory(0x1040, 0x5040, 64)
     assert moved([kernel(0x5040)], [[kernel(0x1040)]], [low]) == [Patch(0, 0, 0, 64)]
     assert moved([kernel(0x5040)], [[kernel(0x1040)]], [low, high]) == [Patch(0, 0, 1, 0)]
 
@@ -48,11 +55,14 @@ def test_the_end_of_a_piece_is_its_own_unless_another_begins_there() -> None:
         ([kernel(0x1000 >> 4)], [kernel(0x51000 >> 4)]),  # not the address itself
         ([kernel(1)], [kernel(1, launch=8)]),  # another kernel
         ([kernel(1)], [kernel(1), kernel(1)]),
-        ([Node(1, 1, (), [0x1000])], [Node(1, 0, (), [0x51000])]),  # a copy, and a kernel
+        (
+            [RecordedNode(1, 1, (), [0x1000])],
+            [RecordedNode(1, 0, (), [0x51000])],
+        ),  # a copy, and a kernel
     ],
 )
 def test_recordings_that_differ_otherwise_are_not_understood(
-    first: list[Node], second: list[Node]
+    first: list[RecordedNode], second: list[RecordedNode]
 ) -> None:
     with pytest.raises(DriverError):
         moved(second, [first], [A, B])
@@ -60,7 +70,10 @@ def test_recordings_that_differ_otherwise_are_not_understood(
 
 def test_halves_of_addresses_are_addresses() -> None:
     """What the stack held in a gap beside a number of 32 bits."""
-    a, b = Piece(0x7F0000001000, 0x7F0000051000, 64), Piece(0x7F0000002000, 0x7F0000062000, 64)
+    a, b = (
+        MovedMemory(0x7F0000001000, 0x7F0000051000, 64),
+        MovedMemory(0x7F0000002000, 0x7F0000062000, 64),
+    )
     first = [kernel(0x3F80000000001008, 0x2000_00000005)]
     second = [kernel(0x3F80000000051008, 0x62000_00000005)]
     assert moved(second, [first], [a, b]) == [Patch(0, 0, 0, 8, "low"), Patch(0, 1, 1, 0, "high")]
@@ -68,7 +81,7 @@ def test_halves_of_addresses_are_addresses() -> None:
 
 def test_an_address_in_halves_of_two_words_is_not_understood() -> None:
     """One that begins at a multiple of four bytes: its upper half would stay what it was."""
-    a = Piece(0x7F0000001000, 0x7F0000051000, 64)
+    a = MovedMemory(0x7F0000001000, 0x7F0000051000, 64)
     first, second = ([kernel((at & 0xFFFFFFFF) << 32 | 5, at >> 32)] for at in (a.first, a.second))
     with pytest.raises(DriverError, match="no known reason"):
         moved(second, [first], [a])
@@ -336,7 +349,7 @@ class Nodes:
         read = [p.piece for p in patches]
         return SimpleNamespace(graph=graph, patches=patches, readers=read.count)
 
-    def _nodes(self, address: int) -> list[Node]:
+    def _nodes(self, address: int) -> list[RecordedNode]:
         return [kernel(address, self._given(self.recordings, address))]
 
     def record(self, place: int) -> tuple[Any, Any]:

@@ -37,7 +37,7 @@ from torchair.codegen.cuda.jobs import joint_epilogue, launches_of
 from torchair.codegen.cuda.nest import print_nest
 from torchair.codegen.cuda.run import entry_of as bundle_entry
 from torchair.codegen.cuda.target import CudaTarget
-from torchair.codegen.cuda.tiles import Cut, default_tiles
+from torchair.codegen.cuda.tiles import ProductTiling, default_tiles
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
 from torchair.codegen.requests import (
     Attention,
@@ -244,7 +244,7 @@ def test_default_tiles_keep_a_gpu_busy(n: int, k: int, how: str, bits: int, grou
     copies the packs of one chunk to those of the next."""
     case = QuantisedCase(1, n, k, bits, group, epilogue=how)
     form = default_tiles(case.matmul, HOPPER, how == "gate")
-    assert Cut(case.matmul, form, 1 + (how == "gate")).busy(HOPPER) >= 0.5
+    assert ProductTiling(case.matmul, form, 1 + (how == "gate")).busy(HOPPER) >= 0.5
     kernel, launch = case.generate(HOPPER)
     assert launch.blocks(lambda word: 0) == min(-(-n // 16), launch.most)
     text = text_of(kernel, launch)

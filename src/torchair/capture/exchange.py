@@ -24,7 +24,7 @@ import torch
 
 from torchair.capture import base
 from torchair.codegen.cuda.driver import DriverError
-from torchair.codegen.cuda.graphs import ExecutableGraph, Node, Piece, moved, nodes_of
+from torchair.codegen.cuda.graphs import ExecutableGraph, MovedMemory, RecordedNode, moved, nodes_of
 from torchair.engine.plan.records import extent, picker
 from torchair.engine.run.executor import once
 from torchair.engine.run.native import same_as
@@ -76,10 +76,10 @@ class StandIns:
         address = self._places[place][number]
         return self._accelerator.storage_at(address, self._device, self.sizes[number])
 
-    def pieces(self, place: int) -> list[Piece]:
+    def pieces(self, place: int) -> list[MovedMemory]:
         """Where pieces are when they are not at this place, and at this place."""
         known = self._places[1 - place], self._places[place], self.sizes
-        return [Piece(*piece) for piece in zip(*known, strict=True)]
+        return [MovedMemory(*piece) for piece in zip(*known, strict=True)]
 
     def number_at(self, address: int, place: int) -> int | None:
         """The piece that begins at an address when all are at a place."""
@@ -103,7 +103,7 @@ def recorded(
 ) -> Recorded:
     """Record until it is known where addresses of pieces are; DriverError where that does not come
     out. `record` is told at which of their places pieces are; the first pieces are `arguments`."""
-    known: tuple[list[list[Node]], list[list[Node]]] = [], []  # by place
+    known: tuple[list[list[RecordedNode]], list[list[RecordedNode]]] = [], []  # by place
     error = DriverError("nothing was recorded")
     for place in _PLACES:
         graph, found = record(place)

@@ -48,7 +48,7 @@ class _KernelParams(ctypes.Structure):
     ]
 
 
-class Piece(NamedTuple):
+class MovedMemory(NamedTuple):
     """Memory that is somewhere else in the second recording."""
 
     first: int  # its address in the first one
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Node:
+class RecordedNode:
     """A node of a recorded graph, with a copy of its arguments as words."""
 
     handle: int
@@ -82,7 +82,7 @@ class Patch(NamedTuple):
     half: Half = ""
 
 
-def nodes_of(graph: int) -> list[Node]:
+def nodes_of(graph: int) -> list[RecordedNode]:
     """The nodes of a recorded graph in the order of recording; DriverError for a kind of node whose
     contents cannot be read."""
     count = ctypes.c_size_t()
@@ -93,10 +93,10 @@ def nodes_of(graph: int) -> list[Node]:
     return [_node(h or 0) for h in handles[: count.value]]
 
 
-def _node(handle: int) -> Node:
+def _node(handle: int) -> RecordedNode:
     kind = ctypes.c_int()
     check(driver().cuGraphNodeGetType(ctypes.c_void_p(handle), ctypes.byref(kind)), "a node")
-    node = Node(handle, kind.value)
+    node = RecordedNode(handle, kind.value)
     if node.kind == _KERNEL:
         _read_kernel(node)
     elif node.kind in (_MEMCPY, _MEMSET):
@@ -106,7 +106,7 @@ def _node(handle: int) -> Node:
     return node
 
 
-def _read_raw(node: Node) -> None:
+def _read_raw(node: RecordedNode) -> None:
     """A copy or a fill: its description as words."""
     size = _COPY_BYTES if node.kind == _MEMCPY else _SET_BYTES
     node.buffer = node.params = (ctypes.c_uint64 * (size // _WORD))()
@@ -119,7 +119,7 @@ def _read_raw(node: Node) -> None:
             raise DriverError("a graph copies from the host, perhaps addresses")
 
 
-def _read_kernel(node: Node) -> None:
+def _read_kernel(node: RecordedNode) -> None:
     params = _KernelParams()
     read = driver().cuGraphKernelNodeGetParams_v2
     check(read(ctypes.c_void_p(node.handle), ctypes.byref(params)), "arguments of a kernel")
@@ -178,10 +178,10 @@ def _sizes(params: _KernelParams) -> list[tuple[int, int]]:
 
 
 def moved(
-    made: Sequence[Node],
-    elsewhere: Sequence[Sequence[Node]],
-    pieces: Sequence[Piece],
-    alike: Sequence[Sequence[Node]] = (),
+    made: Sequence[RecordedNode],
+    elsewhere: Sequence[Sequence[RecordedNode]],
+    pieces: Sequence[MovedMemory],
+    alike: Sequence[Sequence[RecordedNode]] = (),
 ) -> list[Patch]:
     """All words of a recording that are addresses in pieces; DriverError where it is not
     understood. `elsewhere` are recordings with the pieces at their first addresses, while in this
@@ -205,7 +205,7 @@ def moved(
     return found
 
 
-def _same_launches(one: Sequence[Node], other: Sequence[Node]) -> bool:
+def _same_launches(one: Sequence[RecordedNode], other: Sequence[RecordedNode]) -> bool:
     return len(one) == len(other) and all(
         (a.kind, a.launch, len(a.words)) == (b.kind, b.launch, len(b.words))
         for a, b in zip(one, other, strict=True)
@@ -216,13 +216,13 @@ _HALVES: tuple[tuple[Half, int], ...] = (("low", 0), ("high", 32))
 
 
 def _explained(
-    node: int, word: int, y: int, before: list[int], again: list[int], pieces: Sequence[Piece]
+    node: int, word: int, y: int, before: list[int], again: list[int], pieces: Sequence[MovedMemory]
 ) -> list[Patch] | None:
     """The addresses in a word that differs; None where it does for no known reason."""
     numbers = {_piece(x, y, pieces) for x in before}
     if len(numbers) == 1 and (k := numbers.pop()) is not None:
         return [Patch(node, word, k, y - pieces[k].second)]
-    lower = [Piece(p.first & _LOW, p.second & _LOW, p.size) for p in pieces]
+    lower = [MovedMemory(p.first & _LOW, p.second & _LOW, p.size) for p in pieces]
     found: list[Patch] = []
     for half, shift in _HALVES:
         low = y >> shift & _LOW
@@ -237,7 +237,7 @@ def _explained(
     return found
 
 
-def _is_split(patch: Patch, words: Sequence[int], pieces: Sequence[Piece]) -> bool:
+def _is_split(patch: Patch, words: Sequence[int], pieces: Sequence[MovedMemory]) -> bool:
     """Whether half a word and the half behind it, in the next word, are one address. Exchanging its
     low half alone would leave the other one as it is."""
     if patch.half != "high" or patch.word + 1 == len(words):
@@ -246,7 +246,7 @@ def _is_split(patch: Patch, words: Sequence[int], pieces: Sequence[Piece]) -> bo
     return high != 0 and words[patch.word + 1] & _LOW == high
 
 
-def _piece(x: int, y: int, pieces: Sequence[Piece]) -> int | None:
+def _piece(x: int, y: int, pieces: Sequence[MovedMemory]) -> int | None:
     """The piece that both words are the same place of. The end of one counts where no other begins
     there."""
     end = None
@@ -262,7 +262,7 @@ class ExecutableGraph:
     """A graph that can be launched, and in which the memory of pieces can be exchanged."""
 
     def __init__(
-        self, graph: int, nodes: Sequence[Node], patches: Sequence[Patch], pieces: int
+        self, graph: int, nodes: Sequence[RecordedNode], patches: Sequence[Patch], pieces: int
     ) -> None:
         """`graph` and `nodes` must outlive it; `pieces` is their number."""
         known = driver()

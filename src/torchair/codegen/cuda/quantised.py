@@ -23,7 +23,7 @@ from torchair.codegen.cuda import packs
 from torchair.codegen.cuda.jit import MOST_SHARED, SHARED, WARP, Gpu
 from torchair.codegen.cuda.packs import COLUMNS, EACH, PACK, REGISTERS, TILE, UNIT, ZERO, unpacked
 from torchair.codegen.cuda.prologue import Epilogue, EpiloguePoint, RowsOfA, bytes_of_a
-from torchair.codegen.cuda.tiles import OFFSETS, SCALES, B, Cut, TileForm
+from torchair.codegen.cuda.tiles import OFFSETS, SCALES, B, ProductTiling, TileForm
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.loops import Nest
 from torchair.codegen.requests import Joint
@@ -46,7 +46,7 @@ class Tiles:
         if form.warps % form.split:
             raise ValueError(f"{form} is no form")
         self.m, self.n, self.dtype = m, n, self.matmul.dtype
-        self.cut = Cut(self.matmul, form, len(self.matrices))
+        self.cut = ProductTiling(self.matmul, form, len(self.matrices))
         self.threads = form.warps * WARP
         self.asked = self._asked(work.prologue)
         self.w = w = GpuWriter(gpu)

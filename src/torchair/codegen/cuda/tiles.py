@@ -83,7 +83,7 @@ def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool =
     few = tiles <= 2 * gpu.multiprocessors
     if pair or (few and prepared):
         form = _TOGETHER if pair else _BESIDE
-        fits = Cut(matmul, form, 1 + pair).shared <= SHARED
+        fits = ProductTiling(matmul, form, 1 + pair).shared <= SHARED
         if fits and most >= form.split * form.depth:
             return form
     groups = ((16, 16), (8, 8)) if few else ((8, 8), (16, 16))
@@ -93,7 +93,7 @@ def default_tiles(matmul: MatMul, gpu: Gpu, pair: bool = False, prepared: bool =
         for depth in (8, 4, 7, 2, 1)
         if split <= most and depth <= -(-most // split)
     ]
-    cuts = {form: Cut(matmul, form, 1 + pair) for form in found}
+    cuts = {form: ProductTiling(matmul, form, 1 + pair) for form in found}
     fitting = (
         [f for f in found if cuts[f].shared <= SHARED]
         or [f for f in found if cuts[f].shared <= MOST_SHARED]
@@ -109,7 +109,7 @@ def tile_forms(matmul: MatMul, default: TileForm, pair: bool) -> list[TileForm]:
     for split, warps in ((16, 16), (8, 16), (8, 8), (4, 8)):
         for depth in (2, 4, 8, 16):
             form = TileForm(depth, split, warps)
-            cut = Cut(matmul, form, 1 + pair)
+            cut = ProductTiling(matmul, form, 1 + pair)
             room = cut.registers * warps * WARP <= _REGISTERS and cut.shared <= MOST_SHARED
             if split * depth < _packs(matmul) + split and room:
                 found[form] = None
@@ -122,7 +122,7 @@ def _packs(matmul: MatMul) -> int:
     return matmul.k // (UNIT * packs.units_of_pack(bits_of(matmul)))
 
 
-class Cut:
+class ProductTiling:
     """How a form cuts a product of some matrices: numbers that its kernel is made of."""
 
     def __init__(self, matmul: MatMul, form: TileForm, matrices: int) -> None:

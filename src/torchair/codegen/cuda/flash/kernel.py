@@ -16,7 +16,13 @@ from collections.abc import Sequence
 
 from torchair.codegen.cuda import hopper
 from torchair.codegen.cuda.flash.forms import ROWS, FlashForm
-from torchair.codegen.cuda.flash.scores import Lanes, RowState, Scores, address, row_of
+from torchair.codegen.cuda.flash.scores import (
+    AttentionScores,
+    FragmentLayout,
+    RowState,
+    address,
+    row_of,
+)
 from torchair.codegen.cuda.flash.tiles import (
     KEYS,
     LSE,
@@ -24,7 +30,7 @@ from torchair.codegen.cuda.flash.tiles import (
     QUERIES,
     SWIZZLED,
     VALUES,
-    Tiles,
+    FlashTiles,
 )
 from torchair.codegen.cuda.hopper import LINE, STEP, number
 from torchair.codegen.cuda.jit import Gpu
@@ -39,9 +45,9 @@ class FlashAttention:
     def __init__(self, request: Attention, gpu: Gpu, form: FlashForm, early: bool) -> None:
         self.request, self.gpu, self.form, self.early = request, gpu, form, early
         self.w = GpuWriter(gpu)
-        self.tiles = Tiles(self.w, request, form)
-        self.lanes = Lanes(self.w)
-        self.scores = Scores(self.w, request, self.tiles, self.lanes)
+        self.tiles = FlashTiles(self.w, request, form)
+        self.lanes = FragmentLayout(self.w)
+        self.scores = AttentionScores(self.w, request, self.tiles, self.lanes)
 
     def launch(self) -> Launch:
         """How it is launched."""

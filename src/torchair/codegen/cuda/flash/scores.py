@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchair.codegen.cuda.flash.forms import ROWS
-from torchair.codegen.cuda.flash.tiles import MASK, Place, Tiles
+from torchair.codegen.cuda.flash.tiles import MASK, FlashTiles, Place
 from torchair.codegen.cuda.hopper import WARPGROUP, number
 from torchair.codegen.cuda.packs import ZERO, unpacked
 from torchair.codegen.cuda.softmax import LOWEST
@@ -55,7 +55,7 @@ def row_of(k: int) -> int:
     return k // 2 % 2
 
 
-class Lanes:
+class FragmentLayout:
     """Which rows and columns of a tile a thread has, as i32."""
 
     def __init__(self, w: GpuWriter) -> None:
@@ -88,10 +88,12 @@ class Lanes:
         return w.add(place.first, self.wide(number(w, "add", self.row, 8 * h)))
 
 
-class Scores:
+class AttentionScores:
     """Writes the arithmetic."""
 
-    def __init__(self, w: GpuWriter, request: Attention, tiles: Tiles, lanes: Lanes) -> None:
+    def __init__(
+        self, w: GpuWriter, request: Attention, tiles: FlashTiles, lanes: FragmentLayout
+    ) -> None:
         self.w, self.request, self.tiles, self.lanes = w, request, tiles, lanes
         self.keys = tiles.form.keys
 

@@ -46,7 +46,7 @@ class Place:
         return w.sub(self.count, "1")
 
 
-class Tiles:
+class FlashTiles:
     """Writes what has to do with tiles. A warpgroup numbers those of each kind in the order in
     which they are loaded."""
 

@@ -12,7 +12,7 @@ from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.matmul.cluster import Cluster
 from torchair.codegen.cuda.matmul.epilogue import TileEpilogue, TilePlace
 from torchair.codegen.cuda.matmul.forms import BARRIER, MatmulForm
-from torchair.codegen.cuda.matmul.operands import PIECE, Factor, factors, short
+from torchair.codegen.cuda.matmul.operands import PIECE, MatmulOperand, factors, short
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.requests import Product
 from torchair.codegen.target import Launch
@@ -273,7 +273,7 @@ class TensorMatmul:
         )
         return [x for tile in found for x in tile]
 
-    def _steps(self, factor: Factor, place: str) -> list[str]:
+    def _steps(self, factor: MatmulOperand, place: str) -> list[str]:
         """The descriptors of the steps in a stage."""
         w, lines = self.w, range(self.form.lines)
         places = [number(w, "add", place, line * factor.bytes) for line in lines]

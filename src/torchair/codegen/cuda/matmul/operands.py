@@ -18,7 +18,7 @@ PIECE = 64 * LINE * 2
 
 
 @dataclass(frozen=True)
-class Factor:
+class MatmulOperand:
     """One of the two factors as rows over the sum. Its rows run `along` the sum in memory, or
     across it. Strides count elements over (batch, row, sum)."""
 
@@ -97,7 +97,7 @@ class Factor:
         return [w.add(start, str(far * k)) for k in range(LINE // STEP)]
 
 
-def factors(matmul: MatMul, spans: Sequence[int]) -> tuple[Factor, Factor]:
+def factors(matmul: MatMul, spans: Sequence[int]) -> tuple[MatmulOperand, MatmulOperand]:
     """A and B of a product, with tiles of so many rows and columns."""
     found = []
     a, (batch, k, n) = matmul.a, matmul.b
@@ -106,7 +106,7 @@ def factors(matmul: MatMul, spans: Sequence[int]) -> tuple[Factor, Factor]:
         (1, matmul.n, (batch, n, k), spans[1]),
     ):
         shared = 1 if strides[0] == 0 else matmul.batch
-        found.append(Factor(word, matmul.dtype, shared, rows, matmul.k, strides, span))
+        found.append(MatmulOperand(word, matmul.dtype, shared, rows, matmul.k, strides, span))
     return found[0], found[1]
 
 
