@@ -110,6 +110,7 @@ def compile_with_aot(
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
+        from torchair.concrete.quick import Inference, quickened
         from torchair.fx.passes import fx_text
         from torchair.fx.torch_streams import translate_streams, uses_torch_streams
         from torchair.fx.tracing import (
@@ -130,9 +131,12 @@ def compile_with_aot(
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
 
+    inference = Inference()
+
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
         compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, static, gears))
+        compiler = compiler if training else inference.watching(compiler)
         if finish is not None:
             return lambda graph, inputs: boxed(finish(graph, compiler(graph, inputs)))
         if is_wanted():
@@ -155,6 +159,8 @@ def compile_with_aot(
         )
     if outside is not None and finish is None:
         call = outside.around(call)
+    elif isinstance(gm, torch.fx.GraphModule) and finish is None and not is_wanted():
+        call = quickened(call, inference, len(example_inputs))
     if not config.experimental_config.aot_config_enable_joint_graph:
         return call
     return with_backward(call, int(config.experimental_config.aot_config_output_loss_index.value))

@@ -26,7 +26,7 @@ from torchair.deploy.tensor_refs import (
     tensor_refs_of,
 )
 from torchair.deploy.trees import CallShape, only, result_of
-from torchair.engine.run.native import DirectProgram
+from torchair.engine.run.native import DirectProgram, GuardedEntry
 from torchair.errors import GraphError, InputError
 from torchair.locks import RLock
 from torchair.log import warn_once
@@ -155,13 +155,13 @@ class Version:
         count, tensors = len(self.state.tensors), self._traced.tensors
         positions = [tensors[a - count] if a >= count else -1 for a in graph.taken]
         program, frozen_tensors = found
-        enter = program.guarded_entry(
+        entry = program.guarded_entry(
             inputs, positions, self._guards.records(flat), self.state.entries(), frozen_tensors
         )
-        if enter is None or any(program.results[i] >= 0 for i in graph.order):
+        if entry is None or any(program.results[i] >= 0 for i in graph.order):
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
-        made = _direct(program, enter, [fresh.index(i) for i in graph.order], self._finish, slowly)
+        made = _direct(program, entry, [fresh.index(i) for i in graph.order], self._finish, slowly)
         self._patience = _PATIENCE
         if self._traced.written and tensors:
             made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
@@ -171,17 +171,18 @@ class Version:
 
 def _direct(
     program: DirectProgram,
-    enter: Callable[..., Any],
+    entry: GuardedEntry,
     order: Sequence[int],
     finish: Callable[[Sequence[Any]], Any],
     slowly: Callable[..., Any],
 ) -> Callable[..., Any]:
     """The whole call: results are allocated, the native guard does the rest."""
-    makers = program.makers
+    makers, enter = program.makers, entry.enter
 
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
         if done is None:
             raise program.failure()
+        entry.settle()
         return slowly(*args, **kwargs)
 
     if len(makers) == 1 and finish is only:
