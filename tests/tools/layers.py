@@ -203,6 +203,7 @@ PUBLIC_API: frozenset[str] = frozenset(
         "register_fx_node_ge_converter",
         "register_replacement",
         "report",
+        "skip_model_guards_unsafe",
         "use_internal_format_weight",
         "verify",
         "weights_changed",

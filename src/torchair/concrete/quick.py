@@ -17,8 +17,10 @@ import torch
 
 from torchair.codegen.streams import HOST
 from torchair.concrete.ge import GeConcreteGraph
+from torchair.engine.plan.records import picker
 from torchair.engine.run.frozen import ANY, FrozenTensors, TensorLike
-from torchair.engine.run.native import DirectProgram, GuardedEntry
+from torchair.engine.run.native import DirectProgram, GuardedEntry, same_as
+from torchair.errors import InputError
 from torchair.log import EVENT_LEVEL, logger
 from torchair.torch_private.aot import TracingContext
 from torchair.torch_private.dispatch import is_torch_function_mode_enabled
@@ -104,6 +106,7 @@ class _ShortCut:
         self._calls, self._patience = 0, FIRST
         self._served = 0
         self._entry: _Entry | None = None
+        self._weights = _Weights(graph)
 
     def caller(self) -> Callable[..., Any]:
         """The function that Dynamo calls."""
@@ -135,6 +138,8 @@ class _ShortCut:
         if entry is not None and (count := entry.guarded.settle()):
             self._served += count
             self._calls = 0
+        if entry is not None or self._patience == FIRST:
+            self._weights.check(args)
         result = self._usual(*args)
         session = self._graph.session
         if not session.is_compiled or session.loaded.memory is not None:
@@ -182,6 +187,48 @@ class _ShortCut:
         order = [fresh.index(i) for i in graph.order]
         plainly = order == list(range(len(program.makers)))
         return _Entry(guarded.enter, program.makers, None if plainly else order, program, guarded)
+
+
+class _Weights:
+    """Parameters of a graph, which are what they were at the first call: guards of Dynamo make sure
+    of that, unless the user has left them out."""
+
+    def __init__(self, graph: GeConcreteGraph) -> None:
+        static = [(n, s.args[0]) for n, s in enumerate(graph.state.inputs) if s.static]
+        self._graph, self._numbers = graph, [n for n, _ in static]
+        self._pick = picker([a for _, a in static])
+        self._kinds: list[tuple[Any, ...]] | None = None
+        self._alike: Any = None  # a quick test
+
+    def check(self, args: Sequence[Any]) -> None:
+        """InputError for a parameter of another shape, type or layout: no plan is for that."""
+        given = self._pick(args)
+        if self._alike is not None and self._alike.check(*given):
+            return
+        kinds = [_kind(t) for t in given]
+        if self._kinds is None:
+            self._kinds = kinds
+        for n, kind, expected in zip(self._numbers, kinds, self._kinds, strict=True):
+            if kind != expected:
+                raise InputError(
+                    "a parameter is not what it was when the model was compiled",
+                    index=n,
+                    name=self._graph.graph.data[n].name,
+                    expected=_shown(expected),
+                    got=_shown(kind),
+                    hint="keep Dynamo's guards on modules if parameters change",
+                )
+        self._alike = same_as(given) if all(type(t) in _PLAIN for t in given) else None
+
+
+def _kind(t: Any) -> tuple[Any, ...]:
+    if not isinstance(t, torch.Tensor):
+        return (type(t).__name__,)
+    return t.dtype, tuple(t.shape), t.stride(), str(t.device)
+
+
+def _shown(kind: Sequence[Any]) -> str:
+    return ", ".join(map(str, kind))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
