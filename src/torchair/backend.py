@@ -70,6 +70,17 @@ def npu_backend(
     return compile_with_aot(gm, example_inputs, config, decompositions or {})
 
 
+def settings_of(backend: Any) -> tuple[CompilerConfig | None, dict[Any, Any]]:
+    """Configuration and decompositions of a backend that is ours, by its name or as
+    `get_npu_backend` gives it."""
+    if backend is None or (isinstance(backend, str) and backend in ("torchair", "npu")):
+        return None, {}
+    if isinstance(backend, partial) and backend.func is npu_backend:
+        known = backend.keywords
+        return known.get("compiler_config"), dict(known.get("decompositions") or {})
+    raise ValueError(f"torchair.compile is its own backend; torch.compile takes {backend!r}")
+
+
 def mode_of(name: str | None) -> str | None:
     """The mode that `torch.compile(mode=name)` means, None for that of the config."""
     if name is not None and name not in TORCH_MODES:
