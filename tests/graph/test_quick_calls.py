@@ -233,6 +233,20 @@ def test_a_profiler_and_debug_logs_see_each_call(cuts):
 
 
 @torch.no_grad()
+def test_memory_of_the_user_is_used_from_the_next_call_on(cuts):
+    model = Net().eval()
+    compiled = through(model)
+    ready(compiled, model, torch.randn(4, 6))
+    (cut,) = cuts
+    assert served(cut) == 4
+    session = cut._graph.session
+    block = torch.full((session.summary().feature_memory_size,), 7, dtype=torch.uint8)
+    session.update_graph_feature_memory_base(block)
+    ready(compiled, model, torch.randn(4, 6))
+    assert cut._entry is None and (block != 7).any()
+
+
+@torch.no_grad()
 def test_a_bad_index_is_an_index_error(cuts):
     table = nn.Embedding(5, 3)
     compiled = through(lambda i: table(i) + 1)
@@ -293,6 +307,18 @@ def test_without_guards_on_the_model_its_attributes_are_as_they_were():
     torch._dynamo.reset()
     guarded = through(model)
     same(guarded(x), 2 * before)
+
+
+@torch.no_grad()
+def test_models_of_one_class_without_guards_are_isolated():
+    models = [Net().eval(), Net().eval()]
+    models[1].scale = 3.0
+    calls = [through(m, options=dict(UNGUARDED), isolate_recompiles=True) for m in models]
+    guarded = through(models[1])
+    for _ in range(5):
+        x = torch.randn(4, 6)
+        for call, model in zip([*calls, guarded], [*models, models[1]], strict=True):
+            same(call(x), model(x))
 
 
 @pytest.mark.parametrize("calls", [1, 6])

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchair.codegen.cpu.layouts import refusal
 from torchair.codegen.streams import HOST
 from torchair.concrete.ge import GeConcreteGraph
 from torchair.engine.plan.records import picker
 from torchair.engine.run.frozen import ANY, FrozenTensors, TensorLike
 from torchair.engine.run.native import DirectProgram, GuardedEntry, same_as
+from torchair.engine.session.loaded import LoadedGraph
 from torchair.errors import InputError
 from torchair.log import EVENT_LEVEL, logger
 from torchair.torch_private.aot import TracingContext
@@ -64,8 +66,9 @@ class Inference:
     def leaves_nothing(self) -> bool:
         """Whether the wrapper sets nothing either, but for versions of updated arguments: marks of
         sizes that vary, the gradient mode."""
-        known = self.metadata
-        return not known.dynamic_outputs and known.grad_enabled_mutation is None
+        known, missing = self.metadata, object()
+        marks = getattr(known, "dynamic_outputs", missing)
+        return not marks and getattr(known, "grad_enabled_mutation", missing) is None
 
     @property
     def counted(self) -> list[int]:
@@ -80,7 +83,7 @@ def quickened(usual: Callable[..., Any], made: Inference, count: int) -> Callabl
     known = isinstance(graph, GeConcreteGraph) and graph.device.name == HOST
     if not known or not made.is_bare(count) or not made.leaves_nothing:
         return usual
-    if not graph.plain or graph.graph.is_dynamic:
+    if not graph.plain or graph.graph.is_dynamic or refusal() is not None:
         return usual
     return update_wrapper(_ShortCut(usual, graph, made.counted).caller(), usual)
 
@@ -93,6 +96,7 @@ class _Entry(NamedTuple):
     order: Sequence[int] | None  # of results, where it is another
     program: DirectProgram
     guarded: GuardedEntry
+    loaded: LoadedGraph  # which may get memory of the user
 
 
 class _ShortCut:
@@ -119,7 +123,9 @@ class _ShortCut:
                 return own.otherwise(args)
             if is_profiling() or is_torch_function_mode_enabled() or speaks(EVENT_LEVEL):
                 return usual(*args)
-            enter, makers, order, program, _ = entry
+            enter, makers, order, program, _, loaded = entry
+            if loaded.memory is not None:
+                return own.otherwise(args)
             made = [makers[0]()] if len(makers) == 1 else [make() for make in makers]
             done = enter(*args, *made)
             if not done:
@@ -186,7 +192,9 @@ class _ShortCut:
         fresh = [i for i, k in enumerate(program.results) if k < 0]
         order = [fresh.index(i) for i in graph.order]
         plainly = order == list(range(len(program.makers)))
-        return _Entry(guarded.enter, program.makers, None if plainly else order, program, guarded)
+        order_given = None if plainly else order
+        loaded = graph.session.loaded
+        return _Entry(guarded.enter, program.makers, order_given, program, guarded, loaded)
 
 
 class _Weights:
@@ -224,7 +232,7 @@ class _Weights:
 def _kind(t: Any) -> tuple[Any, ...]:
     if not isinstance(t, torch.Tensor):
         return (type(t).__name__,)
-    return t.dtype, tuple(t.shape), t.stride(), str(t.device)
+    return t.dtype, tuple(t.shape), _strides(t), str(t.device)
 
 
 def _shown(kind: Sequence[Any]) -> str:

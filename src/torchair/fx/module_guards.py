@@ -13,7 +13,7 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 
 def skip_model_guards_unsafe(entries: Sequence[Any]) -> list[bool]:
     """Keep guards on arguments, on `training` of modules, on globals of the user and on the state
-    of torch (gradient mode, autocast, ...); leave out those on modules and on torch's own functions.
+    of torch (gradient mode, autocast, ...); leave out others on modules and on torch's functions.
 
     For `torch.compile(..., options={"guard_filter_fn": torchair.skip_model_guards_unsafe})`. The
     user promises that submodules, attributes, hooks and the kinds of parameters do not change.
