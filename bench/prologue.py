@@ -130,6 +130,7 @@ def ways(subject: Subject) -> dict[str, Call]:
     }
     with torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=True):
         calls["torch.compile, use_recursive_dict_tags_for_guards"] = subject.compiled()
+        calls[f"{IN_PLACE}, use_recursive_dict_tags_for_guards"] = subject.in_place()
     return calls
 
 

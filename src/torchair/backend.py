@@ -142,36 +142,34 @@ def compile_with_aot(
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
 
-    inference = Inference()
+    inference = Inference(isinstance(gm, torch.fx.GraphModule))
 
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
         compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, static, gears))
-        compiler = compiler if training else inference.watching(compiler)
         if finish is not None:
             return lambda graph, inputs: boxed(finish(graph, compiler(graph, inputs)))
         if is_wanted():
             around = partial(spoken_by, speaker)
             return lambda graph, inputs: CompiledGraph(compiler(graph, inputs), around)
-        return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
+        noted = compiler if training or outside is not None else inference.noting(compiler)
+        return lambda graph, inputs: spoken_by(speaker, boxed(noted(graph, inputs)))
 
-    lays_out = Settings.of(config).numerics != "strict"
     keep = config.experimental_config.keep_inference_input_mutations
     with without_decomposition():
-        call = aot.aot_module_simplified(
+        made = aot.aot_module_simplified(
             gm,
             list(example_inputs),
             fw_compiler=stage("forward"),
             bw_compiler=opaque(stage("backward")),
             inference_compiler=stage("forward", training=False),
-            partition_fn=partial(partition, lays_out=lays_out),
+            partition_fn=partial(partition, lays_out=Settings.of(config).numerics != "strict"),
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
+    call = quickened(made, inference, len(example_inputs))
     if outside is not None and finish is None:
         call = outside.around(call)
-    elif isinstance(gm, torch.fx.GraphModule) and finish is None and not is_wanted():
-        call = quickened(call, inference, len(example_inputs))
     if not config.experimental_config.aot_config_enable_joint_graph:
         return call
     return with_backward(call, int(config.experimental_config.aot_config_output_loss_index.value))

@@ -1,7 +1,7 @@
 """Calls of an inference graph through `torch.compile` as one native call.
 
 Dynamo has compared the arguments when a compiled graph is called, and AOTAutograd's wrapper does
-nothing around most inference graphs. From the third call on such a graph is a native guard that
+nothing around most inference graphs. From the fourth call on such a graph is a native guard that
 looks at arguments and packed weights, takes addresses and runs the program; whatever it refuses
 goes the usual way.
 """
@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchair.codegen.cpu.layouts import refusal
 from torchair.codegen.streams import HOST
 from torchair.concrete.ge import GeConcreteGraph
 from torchair.engine.plan.records import picker
-from torchair.engine.run.frozen import ANY, FrozenTensors, TensorLike
+from torchair.engine.run.frozen import ANY, FrozenTensors, TensorLike, reads_natively
 from torchair.engine.run.native import DirectProgram, GuardedEntry, same_as
 from torchair.engine.session.loaded import LoadedGraph
 from torchair.errors import InputError
@@ -28,7 +27,7 @@ from torchair.torch_private.aot import TracingContext
 from torchair.torch_private.dispatch import is_torch_function_mode_enabled
 from torchair.torch_private.profiler import is_profiling
 
-FIRST, LONGEST = 2, 1024
+FIRST, LONGEST = 3, 1024
 """Calls the usual way before there is a native guard; twice as many after each that served few."""
 _SERVED = 64  # calls of a native guard that was worth making
 
@@ -37,6 +36,8 @@ _SERVED = 64  # calls of a native guard that was worth making
 class Inference:
     """What is known of a graph that AOTAutograd has made for inference."""
 
+    flat: bool = True
+    """Whether it is called with its arguments one by one."""
     metadata: Any = None
     """AOTAutograd's own."""
     arguments: int = -1
@@ -44,7 +45,7 @@ class Inference:
     runner: Any = None
     """What it was compiled to."""
 
-    def watching(self, compiler: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(self, compiler: Callable[..., Any]) -> Callable[..., Any]:
         """A compiler that notes it down."""
 
         def compile_inference(gm: Any, inputs: Sequence[Any]) -> Any:
@@ -81,9 +82,9 @@ def quickened(usual: Callable[..., Any], made: Inference, count: int) -> Callabl
     that are alike, where the wrapper is not needed."""
     graph = made.runner
     known = isinstance(graph, GeConcreteGraph) and graph.device.name == HOST
-    if not known or not made.is_bare(count) or not made.leaves_nothing:
+    if not known or not made.flat or not made.is_bare(count) or not made.leaves_nothing:
         return usual
-    if not graph.plain or graph.graph.is_dynamic or refusal() is not None:
+    if not graph.plain or graph.graph.is_dynamic:
         return usual
     return update_wrapper(_ShortCut(usual, graph, made.counted).caller(), usual)
 
@@ -167,7 +168,7 @@ class _ShortCut:
     def _made(self, args: Sequence[Any]) -> _Entry | None:
         graph, frozen = self._graph, self._frozen()
         inputs = graph.collect(args)
-        if any(type(t) not in _PLAIN for t in inputs):
+        if not reads_natively() or any(type(t) not in _PLAIN for t in inputs):
             return None
         used = 0 if frozen is None else frozen.hits
         made = self._bound(args, inputs)

@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
 
@@ -283,7 +283,7 @@ def compile(
     dynamic: Dynamic | None = None,
     on_mismatch: OnMismatch | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    **as_torch: Unpack[TorchKeywords],
+    **as_torch: Any,
 ) -> Any:
     """Compile a model or function for inference, traced once on example inputs, or without them at
     the first call.
@@ -292,7 +292,8 @@ def compile(
     may vary, `dynamic={"x": [0]}` names them. A call that does not fit what was compiled is
     compiled anew (`on_mismatch="recompile"`), or with example inputs an error.
 
-    The other keywords are those of `torch.compile`, and so is the use as a decorator. A program of
+    Other keywords are those of `torch.compile` (`fullgraph`, `backend`, `options`, `disable`,
+    `recompile_limit`, ...), and so is the use as a decorator. A program of
     `torch.export` has its inputs and sizes that vary with it: it is all that is given.
     """
     given = example_inputs is not None or example_kwargs is not None
@@ -333,23 +334,17 @@ def compile(
     return made
 
 
-class TorchKeywords(TypedDict, total=False):
-    """Keywords of `torch.compile`, for code that was written for it."""
-
-    fullgraph: bool
-    backend: str | Callable[..., Any] | None
-    options: Mapping[str, Any] | None
-    name: str | None
-    disable: bool
-    recompile_limit: int | None
-    isolate_recompiles: bool
+_AS_TORCH = {
+    "fullgraph", "backend", "options", "name", "disable", "recompile_limit", "isolate_recompiles",
+}  # fmt: skip
+"""Keywords of `torch.compile` that are taken beside those of our own."""
 
 
 def _settings(
-    config: CompilerConfig | None, mode: str | None, given: TorchKeywords
+    config: CompilerConfig | None, mode: str | None, given: Mapping[str, Any]
 ) -> tuple[CompilerConfig, dict[Any, Any]]:
     """The configuration that keywords of `torch.compile` ask for, and decompositions."""
-    unknown = set(given) - set(TorchKeywords.__annotations__)
+    unknown = set(given) - _AS_TORCH
     if unknown:
         raise TypeError(f"compile() got an unexpected keyword argument {min(unknown)!r}")
     if given.get("fullgraph") is False:

@@ -146,7 +146,7 @@ def trace(
         for k, v in enumerate(leaves)
     ]
     assert flat.spec is not None
-    bare = Inference(seen["metadata"], seen["count"], seen["runner"]).is_bare(len(given))
+    bare = Inference(True, seen["metadata"], seen["count"]).is_bare(len(given))
     written = _written(seen["metadata"].input_info, len(refs), len(tensors))
     return Traced(
         seen["runner"] if bare else None,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchair.codegen.cpu.identity import HITS, Known, contents_address, test_of
+from torchair.codegen.cpu.layouts import refusal
 from torchair.codegen.cpu.native_guard import (
     ANY,
     DictEntry,
@@ -142,6 +143,12 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 # ---- guards ----
+
+
+def reads_natively() -> bool:
+    """Whether native code reads the objects of this process. Else nobody is told: a graph runs
+    without such guards too."""
+    return cpu().runs() and refusal() is None
 
 
 def argument_guard(
