@@ -121,7 +121,7 @@ def compile_with_aot(
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
-        from torchair.concrete.quick import Inference, quickened
+        from torchair.concrete.fast_path import Inference, quickened
         from torchair.fx.passes import fx_text
         from torchair.fx.torch_streams import translate_streams, uses_torch_streams
         from torchair.fx.tracing import (

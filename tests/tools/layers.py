@@ -96,7 +96,7 @@ _PROFILES = "torchair.ascend.emulate.profiles.recording"
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.cacheable"): "as for torchair.pipeline",
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
-    ("torchair.backend", "torchair.concrete.quick"): "as for torchair.pipeline",
+    ("torchair.backend", "torchair.concrete.fast_path"): "as for torchair.pipeline",
     ("torchair.backend", "torchair.fx.tracing"): "imports torch._functorch and torch._dynamo",
     ("torchair.backend", "torchair.fx.torch_streams"): "as for torchair.fx.passes",
     ("torchair.backend", "torchair.ops.hcom"): "imports functional collectives of torch",

@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental import symbolic_shapes as shapes
 
 from torchair.backend import boxed
-from torchair.concrete.quick import Inference
+from torchair.concrete.fast_path import Inference
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.deploy.guards import Expected, Spec, Traced, TraceError, ValueSpec

@@ -78,7 +78,7 @@ class Inference:
 
 
 def quickened(usual: Callable[..., Any], made: Inference, count: int) -> Callable[..., Any]:
-    """`usual`, a graph of `count` arguments in AOTAutograd's wrapper, with a short cut for calls
+    """`usual`, a graph of `count` arguments in AOTAutograd's wrapper, with a fast path for calls
     that are alike, where the wrapper is not needed."""
     graph = made.runner
     known = isinstance(graph, GeConcreteGraph) and graph.device.name == HOST
@@ -86,11 +86,11 @@ def quickened(usual: Callable[..., Any], made: Inference, count: int) -> Callabl
         return usual
     if not graph.plain or graph.graph.is_dynamic:
         return usual
-    return update_wrapper(_ShortCut(usual, graph, made.counted).caller(), usual)
+    return update_wrapper(_FastPath(usual, graph, made.counted).caller(), usual)
 
 
 class _Entry(NamedTuple):
-    """The short cut."""
+    """The fast path."""
 
     enter: Callable[..., bool | None]
     makers: Sequence[Callable[[], torch.Tensor]]
@@ -100,7 +100,7 @@ class _Entry(NamedTuple):
     loaded: LoadedGraph  # which may get memory of the user
 
 
-class _ShortCut:
+class _FastPath:
     """The native guard of a graph, made for arguments like those of a call before."""
 
     def __init__(

@@ -12,7 +12,7 @@ from torch import nn
 
 import torchair
 from like_eager import assert_same as same
-from torchair.concrete import quick
+from torchair.concrete import fast_path
 from torchair.errors import InputError
 
 
@@ -42,16 +42,16 @@ def compile_anew():
 
 
 @pytest.fixture
-def cuts(monkeypatch):
-    """The short cuts that are made."""
-    found: list[quick._ShortCut] = []
-    make = quick._ShortCut.__init__
+def paths(monkeypatch):
+    """The fast paths that are made."""
+    found: list[fast_path._FastPath] = []
+    make = fast_path._FastPath.__init__
 
     def noted(self, *args):
         make(self, *args)
         found.append(self)
 
-    monkeypatch.setattr(quick._ShortCut, "__init__", noted)
+    monkeypatch.setattr(fast_path._FastPath, "__init__", noted)
     return found
 
 
@@ -68,21 +68,21 @@ def ready(compiled, model, x, calls=6):
         same(compiled(x), model(x))
 
 
-def served(cut):
+def served(path):
     """Calls that the native guard has taken since it was asked last."""
-    assert cut._entry is not None
-    return cut._entry.guarded.settle()
+    assert path._entry is not None
+    return path._entry.guarded.settle()
 
 
 @pytest.mark.filterwarnings("ignore:frozen_parameter")
 @pytest.mark.parametrize("frozen", [False, True])
 @torch.no_grad()
-def test_calls_from_the_fourth_on_are_native_and_see_all_that_changes(cuts, frozen):
+def test_calls_from_the_fourth_on_are_native_and_see_all_that_changes(paths, frozen):
     model = Net().eval()
     compiled = through(model, frozen)
     ready(compiled, model, torch.randn(4, 6))
-    (cut,) = cuts
-    assert served(cut) == 3
+    (path,) = paths
+    assert served(path) == 3
     for change in (
         lambda: model.first.weight.add_(1),  # its version
         lambda: model.first.weight.copy_(torch.randn(8, 6)),
@@ -95,7 +95,7 @@ def test_calls_from_the_fourth_on_are_native_and_see_all_that_changes(cuts, froz
             x = torch.randn(4, 6)
             same(compiled(x), model(x))
     ready(compiled, model, torch.randn(4, 6), 60)  # after changes there is a guard only in time
-    assert served(cut) > 0
+    assert served(path) > 0
     wide = torch.randn(4, 12)[:, ::2]  # other strides: a graph of their own
     ready(compiled, model, wide)
     ready(compiled, model, torch.randn(4, 6))
@@ -104,7 +104,7 @@ def test_calls_from_the_fourth_on_are_native_and_see_all_that_changes(cuts, froz
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference", "grad", "autocast"])
-def test_state_of_torch_is_what_it_is_in_the_call(cuts, mode):
+def test_state_of_torch_is_what_it_is_in_the_call(paths, mode):
     model = Net().eval().requires_grad_(False)
     compiled = through(model)
     x = torch.randn(4, 6)
@@ -132,7 +132,7 @@ def test_state_of_torch_is_what_it_is_in_the_call(cuts, mode):
 
 
 @torch.no_grad()
-def test_buffers_are_updated_and_their_versions_counted(cuts):
+def test_buffers_are_updated_and_their_versions_counted(paths):
     model, eager = Net(updates=True).eval(), Net(updates=True).eval()
     eager.load_state_dict(model.state_dict())
     compiled = through(model)
@@ -142,11 +142,11 @@ def test_buffers_are_updated_and_their_versions_counted(cuts):
         same(compiled(x), eager(x))
         same(model.seen, eager.seen)
         assert model.seen._version > before
-    assert served(cuts[0]) == 5
+    assert served(paths[0]) == 5
 
 
 @torch.no_grad()
-def test_results_come_in_order_and_are_new_tensors(cuts):
+def test_results_come_in_order_and_are_new_tensors(paths):
     def model(x, y):
         a, b = x + y, x * y
         return b, a, b - a
@@ -159,22 +159,22 @@ def test_results_come_in_order_and_are_new_tensors(cuts):
     for results, expected in kept:
         for got, wanted in zip(results, expected, strict=True):
             same(got, wanted)
-    assert served(cuts[0]) == 3
+    assert served(paths[0]) == 3
 
 
 @torch.no_grad()
-def test_results_that_share_memory_keep_the_wrapper(cuts):
+def test_results_that_share_memory_keep_the_wrapper(paths):
     compiled = through(lambda x: (x.view(-1), x + 1))
     for _ in range(5):
         x = torch.randn(2, 3)
         view, more = compiled(x)
         assert view.data_ptr() == x.data_ptr()
         same(more, x + 1)
-    assert all(c._entry is None for c in cuts)
+    assert all(c._entry is None for c in paths)
 
 
 @torch.no_grad()
-def test_two_models_of_one_class_take_turns(cuts):
+def test_two_models_of_one_class_take_turns(paths):
     models = [Net().eval() for _ in range(2)]
     calls = [through(m) for m in models]
     for _ in range(30):
@@ -221,38 +221,38 @@ def test_neither_arguments_nor_models_are_kept():
 
 
 @torch.no_grad()
-def test_a_profiler_and_debug_logs_see_each_call(cuts):
+def test_a_profiler_and_debug_logs_see_each_call(paths):
     model, x = Net().eval(), torch.randn(4, 6)
     compiled = through(model)
     ready(compiled, model, x)
-    served(cuts[0])
+    served(paths[0])
     with torch.profiler.profile() as profile:
         same(compiled(x), model(x))
     assert any("npu_fx_compiler" in e.key for e in profile.key_averages())
-    assert served(cuts[0]) == 0
+    assert served(paths[0]) == 0
 
 
 @torch.no_grad()
-def test_memory_of_the_user_is_used_from_the_next_call_on(cuts):
+def test_memory_of_the_user_is_used_from_the_next_call_on(paths):
     model = Net().eval()
     compiled = through(model)
     ready(compiled, model, torch.randn(4, 6))
-    (cut,) = cuts
-    assert served(cut) == 3
-    session = cut._graph.session
+    (path,) = paths
+    assert served(path) == 3
+    session = path._graph.session
     block = torch.full((session.summary().feature_memory_size,), 7, dtype=torch.uint8)
     session.update_graph_feature_memory_base(block)
     ready(compiled, model, torch.randn(4, 6))
-    assert cut._entry is None and (block != 7).any()
+    assert path._entry is None and (block != 7).any()
 
 
 @torch.no_grad()
-def test_a_bad_index_is_an_index_error(cuts):
+def test_a_bad_index_is_an_index_error(paths):
     table = nn.Embedding(5, 3)
     compiled = through(lambda i: table(i) + 1)
     for _ in range(5):
         same(compiled(torch.tensor([1, 4])), table(torch.tensor([1, 4])) + 1)
-    assert served(cuts[0])
+    assert served(paths[0])
     with pytest.raises(IndexError):
         compiled(torch.tensor([1, 5]))
     same(compiled(torch.tensor([2, 0])), table(torch.tensor([2, 0])) + 1)
