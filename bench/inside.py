@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
 
-import torchair.backend
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.session import TorchNpuGraph
 
@@ -25,43 +23,6 @@ def forget_kernels() -> None:
     """From now on kernels are compiled as in a new process; what is bound keeps its code."""
     _old_code.append(cpu())
     cpu.cache_clear()
-
-
-@dataclass
-class Layers:
-    """One compiled call, to be entered at any depth."""
-
-    boxed: Callable[[list[Any]], Any] | None = None  # what AOTAutograd calls
-    arguments: list[Any] = field(default_factory=list)
-    session: TorchNpuGraph | None = None
-    inputs: Sequence[torch.Tensor] = ()
-
-
-def layers_of(model: Any, inputs: Sequence[torch.Tensor], backend: Any) -> Layers:
-    """Compile a model with our backend and note how its first call goes down."""
-    found = Layers()
-    box, run = torchair.backend.boxed, TorchNpuGraph.run
-
-    def watched_box(runner: Any) -> Callable[[list[Any]], Any]:
-        found.boxed = call = box(runner)
-
-        def watched(args: list[Any]) -> Any:
-            found.arguments = list(args)
-            return call(args)
-
-        watched._boxed_call = True  # type: ignore[attr-defined]
-        return watched
-
-    def watched_run(session: TorchNpuGraph, inputs: Sequence[torch.Tensor], *rest: Any) -> Any:
-        found.session, found.inputs = session, list(inputs)
-        return run(session, inputs, *rest)
-
-    with (
-        mock.patch.object(torchair.backend, "boxed", watched_box),
-        mock.patch.object(TorchNpuGraph, "run", watched_run),
-    ):
-        torch.compile(model, backend=backend, dynamic=False, fullgraph=True)(*inputs)
-    return found
 
 
 def driver_of(

@@ -1,4 +1,5 @@
-"""Where the time of one compiled call goes: Dynamo, AOTAutograd, our Python, native code.
+"""Where the time of one compiled call goes: Dynamo, our Python, native code; and what the ways to
+call a model cost.
 
 Each layer is measured with the one below it replaced by nothing, or entered directly; the parts
 are differences of these. Alone a part finds its data in the first cache, together they take it
@@ -8,19 +9,21 @@ from each other, so the whole is more than the sum.
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch.aot_autograd import aot_module_simplified
 
 import torchair
 from common import console, interleaved, table, warn_if_busy
-from contestants import torchair_backend
-from inside import driver_of, layers_of
+from contestants import APART, torchair_backend
+from inside import driver_of
 from workloads import WORKLOADS
 
 Inputs = tuple[torch.Tensor, ...]
+Call = Callable[[], Any]
+_FIRST = 6  # calls, after which the quick ways are there
 
 
 class PlusOne(torch.nn.Module):
@@ -46,92 +49,111 @@ def empty_backend(result: torch.Tensor) -> Callable[..., Any]:
     return lambda graph, examples: lambda *args: (result,)
 
 
-def empty_aot_backend(result: torch.Tensor) -> Callable[..., Any]:
-    """AOTAutograd as we use it, around a graph that does nothing."""
+class Subject:
+    """A model, ready to be called in one way or another."""
 
-    def nothing(args: list[Any]) -> list[torch.Tensor]:
-        return [result]
+    def __init__(self, model: torch.nn.Module, inputs: Inputs, frozen: bool) -> None:
+        self.model, self.inputs, self.frozen = model, inputs, frozen
 
-    nothing._boxed_call = True  # type: ignore[attr-defined]
+    def _warm(self, call: Callable[..., Any]) -> Call:
+        for _ in range(_FIRST):
+            call(*self.inputs)
+        return lambda: call(*self.inputs)
 
-    def backend(graph: Any, examples: Any) -> Any:
-        return aot_module_simplified(
-            graph,
-            list(examples),
-            fw_compiler=lambda *_: nothing,
-            inference_compiler=lambda *_: nothing,
-            keep_inference_input_mutations=True,
-        )
+    def compiled(self, backend: Any = None, filter_: Any = None) -> Call:
+        """Through torch.compile, with the guards that a filter leaves."""
+        return self._warm(torch.compile(self.model, **self._keywords(backend, filter_)))
 
-    return backend
+    def in_place(self, filter_: Any = None) -> Call:
+        """Through `model.compile()`, on a copy with the same parameters."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        model = copy.deepcopy(self.model, {id(t): t for t in tensors})
+        model.compile(**self._keywords(None, filter_))
+        return self._warm(model)
+
+    def _keywords(self, backend: Any, filter_: Any) -> dict[str, Any]:
+        options = {} if filter_ is None else {"options": {"guard_filter_fn": filter_}}
+        backend = torchair_backend(self.frozen) if backend is None else backend
+        return {"backend": backend, "dynamic": False, "fullgraph": True, **options, **APART}
+
+    def graph(self) -> Call:
+        """The graph as Dynamo's code calls it."""
+        seen: list[Any] = []
+        backend = torchair_backend(self.frozen)
+
+        def watched(gm: Any, examples: Any) -> Callable[..., Any]:
+            made = backend(gm, examples)
+
+            def call(*args: Any) -> Any:
+                seen[:] = made, args
+                return made(*args)
+
+            return call
+
+        self.compiled(watched)
+        made, args = seen
+        return lambda: made(*args)
+
+    def direct(self) -> Call:
+        """Through torchair.compile."""
+        return self._warm(torchair.compile(self.model, backend=torchair_backend(self.frozen)))
 
 
-def depths(model: torch.nn.Module, inputs: Inputs, frozen: bool) -> dict[str, Callable[[], Any]]:
+def depths(subject: Subject) -> dict[str, Call]:
     """The call entered at every depth, from the outside to the native code."""
-    result = model(*inputs)
-
-    def compiled(backend: Any) -> Callable[[], Any]:
-        made = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
-        made(*inputs)
-        return lambda: made(*inputs)
-
-    layers = layers_of(model, inputs, torchair_backend(frozen))
-    boxed, session = layers.boxed, layers.session
-    assert boxed is not None and session is not None
+    result = subject.model(*subject.inputs)
     calls = {
-        "eager": lambda: model(*inputs),
-        "all": compiled(torchair_backend(frozen)),
-        "direct": direct(model, inputs, frozen),
-        "dynamo": compiled(empty_backend(result)),
-        "aot": compiled(empty_aot_backend(result)),
-        "boxed": lambda: boxed(layers.arguments),
-        "session": lambda: session.run(layers.inputs),
+        "all": subject.compiled(),
+        "dynamo": subject.compiled(empty_backend(result)),
+        "graph": subject.graph(),
     }
-    driver = driver_of(model, inputs, torchair_backend(frozen))
-    if driver is not None:
-        calls["driver"] = driver
+    driver = driver_of(subject.model, subject.inputs, torchair_backend(subject.frozen))
+    return calls if driver is None else {**calls, "driver": driver}
+
+
+EAGER, USUAL, DIRECT = "eager", "torch.compile(model)", "torchair.compile(model)"
+UNGUARDED, IN_PLACE = "skip_model_guards_unsafe", "model.compile()"
+
+
+def ways(subject: Subject) -> dict[str, Call]:
+    """Ways to call the model."""
+    filters = {
+        "skip_guard_on_all_nn_modules_unsafe": torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+        UNGUARDED: torchair.skip_model_guards_unsafe,
+    }
+    calls = {
+        EAGER: lambda: subject.model(*subject.inputs),
+        IN_PLACE: subject.in_place(),
+        **{f"torch.compile, {name}": subject.compiled(None, f) for name, f in filters.items()},
+        f"{IN_PLACE}, {UNGUARDED}": subject.in_place(torchair.skip_model_guards_unsafe),
+        DIRECT: subject.direct(),
+    }
+    with torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=True):
+        calls["torch.compile, use_recursive_dict_tags_for_guards"] = subject.compiled()
+        calls[f"{IN_PLACE}, use_recursive_dict_tags_for_guards"] = subject.in_place()
     return calls
-
-
-def direct(model: torch.nn.Module, inputs: Inputs, frozen: bool) -> Callable[[], Any]:
-    """The call without Dynamo and AOTAutograd: torchair.compile."""
-    config = torchair.CompilerConfig()
-    config.experimental_config.frozen_parameter = frozen
-    made = torchair.compile(model, inputs, config=config)
-    for _ in range(3):  # the quick way is there from the third call on
-        made(*inputs)
-    return lambda: made(*inputs)
 
 
 def split(times: dict[str, float]) -> dict[str, float]:
     """Seconds of each part."""
     native = times.get("driver", 0.0)
-    engine = "checks, outputs, addresses" if native else "checks, steps of torch and native code"
     parts = {
         "Dynamo: guards and frame": times["dynamo"],
-        "AOTAutograd: wrapper": times["aot"] - times["dynamo"],
-        "ours: arguments and results": times["boxed"] - times["session"],
-        f"ours: {engine}": times["session"] - native,
+        "ours: checks, results, addresses": times["graph"] - native,
         "native code, with its entry": native,
     }
+    parts["more together than alone"] = times["all"] - sum(parts.values())
     return {name: seconds for name, seconds in parts.items() if seconds}
 
 
-def show(name: str, times: dict[str, float]) -> None:
-    """One table."""
-    parts = split(times)
-    parts["more together than alone"] = times["all"] - sum(parts.values())
+def show(name: str, times: dict[str, float], others: dict[str, float]) -> None:
+    """One table: the parts of a call, then the ways to call."""
     shown = table(f"one call of {name}", ["part", "us", "share"])
-    for part, seconds in parts.items():
-        shown.add_row(part, f"{seconds * 1e6:.1f}", f"{seconds / times['all']:.0%}")
-    shown.add_section()
-    whole = {
-        "the whole call through torch.compile": times["all"],
-        "the whole call through torchair.compile": times["direct"],
-        "eager": times["eager"],
-    }
-    for part, seconds in whole.items():
-        shown.add_row(part, f"{seconds * 1e6:.1f}", f"{seconds / times['all']:.0%}")
+    whole = {USUAL: times["all"], **others}
+    for lot in (split(times), whole):
+        for part, seconds in lot.items():
+            shown.add_row(part, f"{seconds * 1e6:.1f}", f"{seconds / times['all']:.0%}")
+        shown.add_section()
     console.print(shown)
 
 
@@ -144,11 +166,17 @@ def main() -> None:
     options = parser.parse_args()
     warn_if_busy()
     small = {name: build for name, build in MODELS.items() if "Llama" not in name}
+    windows = (4, 0.01) if options.quick else (20, 0.05)
     for name, build in (small if options.quick else MODELS).items():
         torch._dynamo.reset()
         with console.status(f"{name}: compiling"):
-            calls = depths(*build(), options.frozen)
-        show(name, interleaved(calls, *((4, 0.01) if options.quick else (20, 0.05))))
+            subject = Subject(*build(), options.frozen)
+            inner, outer = depths(subject), ways(subject)
+        times = interleaved({**inner, **outer}, *windows)
+        stance = f"{USUAL}, skip_guard_eval_unsafe"
+        with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+            unguarded = interleaved({stance: inner["all"]}, *windows)
+        show(name, times, {way: times[way] for way in outer} | unguarded)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,20 @@ def called_as_the_model() -> None:
     print("five steps and new weights: equal to eager")
 
 
+@torch.no_grad()
+def with_fewer_guards() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU())
+    x = torch.randn(1, 16)
+    expected = model(x)
+    unguarded = {"guard_filter_fn": torchair.skip_model_guards_unsafe}
+    model.compile(backend="torchair", options=unguarded, isolate_recompiles=True)
+    for _ in range(5):
+        torch.testing.assert_close(model(x), expected)
+    model[0].weight.zero_()  # values are seen, a layer that is replaced is not
+    torch.testing.assert_close(model(x), model[0].bias.relu()[None])
+    print("fewer guards: equal to eager")
+
+
 def what_does_not_fit() -> None:
     fast = torchair.compile(Decoder(), torch.tensor([0]))
     try:
@@ -92,6 +106,7 @@ def kept_on_disk(folder: str) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     called_as_the_model()
+    with_fewer_guards()
     what_does_not_fit()
     sizes_that_vary()
     gears()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchair.deploy.packaging import package
     from torchair.deploy.weights import weights_changed
     from torchair.explanation.api import explain
+    from torchair.fx.module_guards import skip_model_guards_unsafe
     from torchair.fx.passes.user import register_replacement
     from torchair.log import logger
     from torchair.ops.hcom import patch_for_hcom
@@ -37,7 +38,7 @@ __all__ = [
     "__version__", "CompilerConfig", "compile", "dynamo_export", "explain", "get_compiler",
     "get_npu_backend", "load", "logger", "npu_format_cast_via_cpu", "package", "patch_for_hcom",
     "register_fx_node_ge_converter", "register_replacement", "report",
-    "use_internal_format_weight", "verify", "weights_changed",
+    "skip_model_guards_unsafe", "use_internal_format_weight", "verify", "weights_changed",
 ]  # fmt: skip
 
 _MODULES = ("configs", "ge", "inference", "llm_datadist", "npugraph_ex", "ops", "scope", "versions")
@@ -58,6 +59,7 @@ _LAZY = {
     "register_fx_node_ge_converter": "torchair.convert.registry",
     "register_replacement": "torchair.fx.passes.user",
     "report": "torchair.reporting.api",
+    "skip_model_guards_unsafe": "torchair.fx.module_guards",
     "ge": "torchair.ge",
     "inference": "torchair.inference",
     "llm_datadist": "torchair.llm_datadist",

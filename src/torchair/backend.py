@@ -70,6 +70,17 @@ def npu_backend(
     return compile_with_aot(gm, example_inputs, config, decompositions or {})
 
 
+def settings_of(backend: Any) -> tuple[CompilerConfig | None, dict[Any, Any]]:
+    """Configuration and decompositions of a backend that is ours, by its name or as
+    `get_npu_backend` gives it."""
+    if backend is None or (isinstance(backend, str) and backend in ("torchair", "npu")):
+        return None, {}
+    if isinstance(backend, partial) and backend.func is npu_backend:
+        known = backend.keywords
+        return known.get("compiler_config"), dict(known.get("decompositions") or {})
+    raise ValueError(f"torchair.compile is its own backend; torch.compile takes {backend!r}")
+
+
 def mode_of(name: str | None) -> str | None:
     """The mode that `torch.compile(mode=name)` means, None for that of the config."""
     if name is not None and name not in TORCH_MODES:
@@ -110,6 +121,7 @@ def compile_with_aot(
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
+        from torchair.concrete.fast_path import Inference, quickened
         from torchair.fx.passes import fx_text
         from torchair.fx.torch_streams import translate_streams, uses_torch_streams
         from torchair.fx.tracing import (
@@ -130,6 +142,8 @@ def compile_with_aot(
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
 
+    inference = Inference(isinstance(gm, torch.fx.GraphModule))
+
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
         compiler = spoken_by(speaker, NpuFxCompiler(config, trace, training, static, gears))
@@ -138,21 +152,22 @@ def compile_with_aot(
         if is_wanted():
             around = partial(spoken_by, speaker)
             return lambda graph, inputs: CompiledGraph(compiler(graph, inputs), around)
-        return lambda graph, inputs: spoken_by(speaker, boxed(compiler(graph, inputs)))
+        noted = compiler if training or outside is not None else inference.noting(compiler)
+        return lambda graph, inputs: spoken_by(speaker, boxed(noted(graph, inputs)))
 
-    lays_out = Settings.of(config).numerics != "strict"
     keep = config.experimental_config.keep_inference_input_mutations
     with without_decomposition():
-        call = aot.aot_module_simplified(
+        made = aot.aot_module_simplified(
             gm,
             list(example_inputs),
             fw_compiler=stage("forward"),
             bw_compiler=opaque(stage("backward")),
             inference_compiler=stage("forward", training=False),
-            partition_fn=partial(partition, lays_out=lays_out),
+            partition_fn=partial(partition, lays_out=Settings.of(config).numerics != "strict"),
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
+    call = quickened(made, inference, len(example_inputs))
     if outside is not None and finish is None:
         call = outside.around(call)
     if not config.experimental_config.aot_config_enable_joint_graph:

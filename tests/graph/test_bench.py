@@ -69,7 +69,7 @@ def three_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llm --preset tiny --quick --no-peers --only bfloat16 --only int8", ("vs bf16", "decode")),
         ("memory --preset tiny --way torchair", ("libraries", "steady")),
         ("memory --sizes 3 --way torchair", ("a tenth", "all")),
-        ("prologue --quick", ("Dynamo", "AOTAutograd", "native code")),
+        ("prologue --quick", ("Dynamo", "native code", "skip_model_guards")),
         ("start --quick --only cached", ("torch", "weights", "beyond", "target")),
         ("streams --quick", ("one lane", "two lanes", "ratio")),
         ("training --quick --no-inductor --only MLP", ("ours / eager", "geometric mean")),

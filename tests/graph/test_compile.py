@@ -17,7 +17,7 @@ import torchair
 from like_eager import assert_same, leaves
 from torchair.deploy.tracing import TraceError
 from torchair.engine.run.native import DirectProgram
-from torchair.errors import InputError
+from torchair.errors import GraphError, InputError
 
 
 def same(got, wanted):
@@ -519,3 +519,104 @@ def test_modes_that_capture_and_other_doors():
             same(bound(x=x), model(x))
         model.first.bias.add_(1)
         same(bound(x), model(x))
+
+
+# ---- as torch.compile is called ----
+
+
+class Doubling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x, scale=2.0):
+        return self.inner(x) * scale
+
+
+@torch.no_grad()
+def test_without_example_inputs_the_first_call_compiles():
+    model = Doubling().eval()
+    compiled = torchair.compile(model)
+    assert not compiled.versions
+    with pytest.raises(GraphError, match="nothing is compiled yet"):
+        compiled.summary()
+    for n in (4, 4, 4, 5, 4, 5, 5, 5):
+        x = torch.randn(n, 6)
+        same(compiled(x), model(x))
+        same(compiled(x, scale=3.0), model(x, scale=3.0))
+    assert len(compiled.versions) == 4 and compiled.summary().static
+    strict = torchair.compile(model, on_mismatch="error")
+    same(strict(torch.ones(4, 6)), model(torch.ones(4, 6)))
+    with pytest.raises(InputError):
+        strict(torch.ones(5, 6))
+    few = torchair.compile(model, recompile_limit=1)
+    few(torch.ones(4, 6))
+    with pytest.raises(InputError):
+        few(torch.ones(5, 6))
+
+
+@torch.no_grad()
+def test_keywords_of_torch_compile_mean_what_they_mean_there():
+    @torchair.compile(fullgraph=True, backend="torchair", name="twice", isolate_recompiles=True)
+    def twice(x):
+        return 2 * x
+
+    same(twice(torch.ones(3)), torch.full((3,), 2.0))
+
+    @torchair.compile
+    def thrice(x):
+        return 3 * x
+
+    same(thrice(torch.ones(3)), torch.full((3,), 3.0))
+    model = Doubling().eval()
+    assert torchair.compile(model, disable=True) is model
+    backend = torchair.get_npu_backend(compiler_config=frozen())
+    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "frozen_parameter": True}
+    for keywords in (
+        {"mode": "reduce-overhead", "dynamic": False},
+        {"dynamic": True},
+        {"backend": backend},
+        {"options": options},
+    ):
+        compiled = torchair.compile(model, **keywords)
+        for _ in range(4):
+            x = torch.randn(4, 6)
+            same(compiled(x), model(x))
+    assert compiled._config.experimental_config.frozen_parameter.value == "1"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"fullgraph": False}, ValueError, "one graph"),
+        ({"backend": "inductor"}, ValueError, "its own backend"),
+        ({"options": {"no_such_option": 1}}, ValueError, "no_such_option"),
+        ({"mode": "default", "options": {"frozen_parameter": True}}, RuntimeError, "Either mode"),
+        ({"shapes_spec": None}, TypeError, "unexpected keyword argument 'shapes_spec'"),
+        (
+            {"config": torchair.CompilerConfig(), "backend": torchair.get_npu_backend()},
+            ValueError,
+            "not both",
+        ),
+    ],
+)
+def test_keywords_that_cannot_be_obeyed_are_errors(keywords, error, message):
+    with pytest.raises(error, match=message):
+        torchair.compile(Doubling(), **keywords)
+
+
+@torch.no_grad()
+def test_a_module_within_a_model_is_compiled_in_place():
+    model = nn.Sequential(Doubling(), nn.ReLU(), Doubling()).eval()
+    eager, seen = copy.deepcopy(model), []
+    model[0].forward = torchair.compile(model[0].forward)
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    for _ in range(5):
+        x = torch.randn(4, 6)
+        same(model(x), eager(x))
+    assert is_quick(model[0].forward) and len(seen) == 5
+    assert model.state_dict().keys() == eager.state_dict().keys()
+    other = nn.Sequential(Doubling(), nn.ReLU(), Doubling()).eval()
+    for m in (model, eager):
+        m.load_state_dict(other.state_dict())
+    same(model(x), eager(x))

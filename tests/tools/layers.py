@@ -96,6 +96,7 @@ _PROFILES = "torchair.ascend.emulate.profiles.recording"
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.backend", "torchair.cacheable"): "as for torchair.pipeline",
     ("torchair.backend", "torchair.pipeline"): "converters and engine load on the first compile",
+    ("torchair.backend", "torchair.concrete.fast_path"): "as for torchair.pipeline",
     ("torchair.backend", "torchair.fx.tracing"): "imports torch._functorch and torch._dynamo",
     ("torchair.backend", "torchair.fx.torch_streams"): "as for torchair.fx.passes",
     ("torchair.backend", "torchair.ops.hcom"): "imports functional collectives of torch",
@@ -180,6 +181,7 @@ OWN_API: frozenset[str] = frozenset(
         "load",
         "package",
         "report",
+        "skip_model_guards_unsafe",
         "verify",
         "weights_changed",
     }
@@ -203,6 +205,7 @@ PUBLIC_API: frozenset[str] = frozenset(
         "register_fx_node_ge_converter",
         "register_replacement",
         "report",
+        "skip_model_guards_unsafe",
         "use_internal_format_weight",
         "verify",
         "weights_changed",

@@ -6,16 +6,17 @@ through it. A compiled model is called as the model is, and finds the version.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
 
-from torchair.backend import config_in
-from torchair.configs.compiler_config import CompilerConfig, warn_about
+from torchair.backend import config_in, settings_of
+from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
 from torchair.deploy.guards import Expected, Guards, Traced, TraceError
 from torchair.deploy.tensor_refs import (
     ModelState,
@@ -26,7 +27,7 @@ from torchair.deploy.tensor_refs import (
     tensor_refs_of,
 )
 from torchair.deploy.trees import CallShape, only, result_of
-from torchair.engine.run.native import DirectProgram
+from torchair.engine.run.native import DirectProgram, GuardedEntry
 from torchair.errors import GraphError, InputError
 from torchair.locks import RLock
 from torchair.log import warn_once
@@ -155,13 +156,13 @@ class Version:
         count, tensors = len(self.state.tensors), self._traced.tensors
         positions = [tensors[a - count] if a >= count else -1 for a in graph.taken]
         program, frozen_tensors = found
-        enter = program.guarded_entry(
+        entry = program.guarded_entry(
             inputs, positions, self._guards.records(flat), self.state.entries(), frozen_tensors
         )
-        if enter is None or any(program.results[i] >= 0 for i in graph.order):
+        if entry is None or any(program.results[i] >= 0 for i in graph.order):
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
-        made = _direct(program, enter, [fresh.index(i) for i in graph.order], self._finish, slowly)
+        made = _direct(program, entry, [fresh.index(i) for i in graph.order], self._finish, slowly)
         self._patience = _PATIENCE
         if self._traced.written and tensors:
             made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
@@ -171,17 +172,18 @@ class Version:
 
 def _direct(
     program: DirectProgram,
-    enter: Callable[..., Any],
+    entry: GuardedEntry,
     order: Sequence[int],
     finish: Callable[[Sequence[Any]], Any],
     slowly: Callable[..., Any],
 ) -> Callable[..., Any]:
     """The whole call: results are allocated, the native guard does the rest."""
-    makers = program.makers
+    makers, enter = program.makers, entry.enter
 
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
         if done is None:
             raise program.failure()
+        entry.settle()
         return slowly(*args, **kwargs)
 
     if len(makers) == 1 and finish is only:
@@ -261,40 +263,104 @@ OnMismatch = Literal["error", "recompile"]
 _VERSIONS = 64  # that one compiled model may have
 
 
+@overload
+def compile(model: None = None, **keywords: Any) -> Callable[..., CompiledModel]: ...
+
+
+@overload
 def compile(
-    model: Callable[..., Any] | ExportedProgram,
-    example_inputs: Any = (),
+    model: Callable[..., Any] | ExportedProgram, example_inputs: Any = None, **keywords: Any
+) -> CompiledModel: ...
+
+
+def compile(
+    model: Callable[..., Any] | ExportedProgram | None = None,
+    example_inputs: Any = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
     config: CompilerConfig | None = None,
     mode: str | None = None,
-    dynamic: Dynamic = False,
-    on_mismatch: OnMismatch = "error",
+    dynamic: Dynamic | None = None,
+    on_mismatch: OnMismatch | None = None,
     custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-) -> CompiledModel:
-    """Compile a model or function for inference, traced once on example inputs.
+    **as_torch: Any,
+) -> Any:
+    """Compile a model or function for inference, traced once on example inputs, or without them at
+    the first call.
 
     `example_inputs` are the positional arguments of a call. With `dynamic=True` all dims of tensors
-    may vary, `dynamic={"x": [0]}` names them. A call that does not fit what was compiled is an
-    error, or compiled anew with `on_mismatch="recompile"`.
+    may vary, `dynamic={"x": [0]}` names them. A call that does not fit what was compiled is
+    compiled anew (`on_mismatch="recompile"`), or with example inputs an error.
 
-    A program of `torch.export` has its inputs and sizes that vary with it: it is all that is given.
+    Other keywords are those of `torch.compile` (`fullgraph`, `backend`, `options`, `disable`,
+    `recompile_limit`, ...), and so is the use as a decorator. A program of
+    `torch.export` has its inputs and sizes that vary with it: it is all that is given.
     """
+    given = example_inputs is not None or example_kwargs is not None
+    if on_mismatch is None:
+        on_mismatch = "error" if given else "recompile"
     if on_mismatch not in ("error", "recompile"):
         raise ValueError(f"on_mismatch is 'error' or 'recompile', not {on_mismatch!r}")
+    if model is None:
+        return partial(
+            compile,
+            example_inputs=example_inputs,
+            example_kwargs=example_kwargs,
+            config=config,
+            mode=mode,
+            dynamic=dynamic,
+            on_mismatch=on_mismatch,
+            custom_decompositions=custom_decompositions,
+            **as_torch,
+        )
+    if as_torch.get("disable"):
+        return model
     start_debug_log()
-    known = config_in(mode, config)
+    known, decompositions = _settings(config, mode, as_torch)
+    decompositions |= custom_decompositions or {}
     warn_about(known)
     if is_exported(model):
         from torchair.deploy.exported import compile_program
 
-        if dynamic is not False:
+        if dynamic:
             raise ValueError("the dims that vary are those of the export; leave `dynamic` out")
-        return compile_program(model, known, custom_decompositions)
-    args = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
-    made = CompiledModel(model, known, dynamic, on_mismatch, dict(custom_decompositions or {}))
-    made.add(args, dict(example_kwargs or {}))
+        return compile_program(model, known, decompositions)
+    made = CompiledModel(model, known, dynamic or False, on_mismatch, decompositions)
+    made.most = as_torch.get("recompile_limit") or made.most
+    if given:
+        args = () if example_inputs is None else example_inputs
+        args = args if isinstance(args, tuple | list) else (args,)
+        made.add(args, dict(example_kwargs or {}))
     return made
+
+
+_AS_TORCH = {
+    "fullgraph", "backend", "options", "name", "disable", "recompile_limit", "isolate_recompiles",
+}  # fmt: skip
+"""Keywords of `torch.compile` that are taken beside those of our own."""
+
+
+def _settings(
+    config: CompilerConfig | None, mode: str | None, given: Mapping[str, Any]
+) -> tuple[CompilerConfig, dict[Any, Any]]:
+    """The configuration that keywords of `torch.compile` ask for, and decompositions."""
+    unknown = set(given) - _AS_TORCH
+    if unknown:
+        raise TypeError(f"compile() got an unexpected keyword argument {min(unknown)!r}")
+    if given.get("fullgraph") is False:
+        raise ValueError("a model is compiled as one graph; torch.compile has fullgraph=False")
+    found, decompositions = settings_of(given.get("backend"))
+    if config is not None and found is not None:
+        raise ValueError("give the configuration as `config` or with the backend, not both")
+    known = config_in(mode, config if found is None else found)
+    options = dict(given.get("options") or {})
+    options.pop("guard_filter_fn", None)  # there are no guards of Dynamo
+    if options:
+        if mode is not None:
+            raise RuntimeError("Either mode or options can be specified, but not both")
+        known = copy.deepcopy(known)
+        apply_options(known, options)
+    return known, decompositions
 
 
 def is_exported(model: Any) -> TypeGuard[ExportedProgram]:
@@ -322,6 +388,7 @@ class CompiledModel:
         self._config, self._dynamic, self._decompositions = config, dynamic, decompositions
         self._on_mismatch = on_mismatch
         self._lock = RLock()
+        self.most = _VERSIONS
         self._quick: Callable[..., Any] = self._slowly
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -392,9 +459,15 @@ class CompiledModel:
         with torch.no_grad():
             return self.model(*args, **kwargs)
 
+    @property
+    def _latest(self) -> Version:
+        if not self.versions:
+            raise GraphError("nothing is compiled yet", hint="give example_inputs, or call it once")
+        return self.versions[0]
+
     def summary(self) -> GraphSummary:
         """What the graph compiled last needs, before or after its first run."""
-        return self.versions[0].session().summary()
+        return self._latest.session().summary()
 
     def set_graph_const_memory_base(self, block: torch.Tensor) -> None:
         """Keep the constants of the graph compiled last in memory of yours."""
@@ -406,8 +479,8 @@ class CompiledModel:
 
     def _session_of_others(self) -> TorchNpuGraph:
         """The engine's handle of the graph, for memory of the user: the quick way has its own."""
-        found = self.versions[0].session(exchanged=True)
-        self.versions[0].forget()
+        found = self._latest.session(exchanged=True)
+        self._latest.forget()
         self._quick = self._slowly
         return found
 
@@ -419,8 +492,10 @@ class CompiledModel:
                     if k:
                         self.versions.insert(0, self.versions.pop(k))
                     return version, flat
-            error = self.versions[0].mismatch(args, kwargs)
-            if self._on_mismatch == "error" or len(self.versions) >= _VERSIONS:
+            error = self.versions[0].mismatch(args, kwargs) if self.versions else None
+            if error is not None and (
+                self._on_mismatch == "error" or len(self.versions) >= self.most
+            ):
                 raise error
             made = self.add(args, kwargs)
             fitting = made.fitting(args, kwargs)

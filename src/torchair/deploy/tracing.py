@@ -15,6 +15,7 @@ import torch
 from torch.fx.experimental import symbolic_shapes as shapes
 
 from torchair.backend import boxed
+from torchair.concrete.fast_path import Inference
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
 from torchair.deploy.guards import Expected, Spec, Traced, TraceError, ValueSpec
@@ -145,7 +146,7 @@ def trace(
         for k, v in enumerate(leaves)
     ]
     assert flat.spec is not None
-    bare = _is_bare(seen, len(given))
+    bare = Inference(True, seen["metadata"], seen["count"]).is_bare(len(given))
     written = _written(seen["metadata"].input_info, len(refs), len(tensors))
     return Traced(
         seen["runner"] if bare else None,
@@ -224,15 +225,6 @@ def _compiled(
                 f"the model decides by its data: {e}",
                 hint="use torch.compile, which can break the graph there, or torch.cond",
             ) from e
-
-
-def _is_bare(seen: Mapping[str, Any], count: int) -> bool:
-    """Whether AOTAutograd's wrapper does nothing but call the graph."""
-    known = seen["metadata"]
-    if known is None or seen["count"] != count:
-        return False
-    plain = not known.num_outputs_aliased and not known.mutated_inp_runtime_indices
-    return plain and not known.tokens and known.num_intermediate_bases == 0
 
 
 def _written(known: Sequence[Any], weights: int, arguments: int) -> frozenset[int]:

@@ -254,7 +254,8 @@ def _hash_kernel() -> Kernel:
 
 
 @cache
-def _contents_address(library: Library) -> int:
+def contents_address(library: Library) -> int:
+    """Where the test of contents is: a function of the address of their words."""
     return library.address(_contents_kernel())
 
 
@@ -273,7 +274,7 @@ def contents_test(library: Library) -> Callable[[int], int]:
     """Whether contents are as they were, of the address of their words; in one call of it some of
     them are looked at. It keeps the interpreter lock."""
     kinds = (ctypes.c_int64, ctypes.c_void_p)
-    return ctypes.PYFUNCTYPE(*kinds)(_contents_address(library))
+    return ctypes.PYFUNCTYPE(*kinds)(contents_address(library))
 
 
 _NUMBERS = ("records", "length", "inside")
@@ -310,7 +311,7 @@ def test_of(
     about = 0 if contents is None else contents.address
     head = {"records": len(tensors), "length": length, "contents": about}
     head |= {name: found[name] for name in ("inside", *_FUNCTIONS)}
-    head["contents.same"] = _contents_address(library)
+    head["contents.same"] = contents_address(library)
     words = [0, *(head[name] for name in _WORDS)]
     for t in tensors:
         words += (t.position, id(t.tensor), t.tensor._cdata, t.address, t.version)

@@ -8,7 +8,7 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -27,18 +27,21 @@ from torchair.torch_private.dispatch import dispatch_keys
 HEAD = (
     "hits", "busy", "length", "entries", "records", "entries.at", "records.at", "inside", "keys.at",
     "mask", "tensor", "parameter", "program", "threads", "faults", "fault.count", "long",
-    "held.list", "held.table", "true", "false", "none", "held", "driver",
+    "contents", "true", "false", "none", "contents.same", "driver",
     "keep", "dict.get", "equal", "save", "restore",
     "address.of", "type.of", "index.of", "rank.of", "sizes.of", "strides.of",
-    "needs.grad", "grad.mode", "count.threads",
+    "version.of", "needs.grad", "grad.mode", "count.threads",
 )  # fmt: skip
 """Words of the whole guard."""
 _NUMBERS = frozenset(HEAD[:5]) | {"inside", "keys.at", "mask", "threads", "fault.count", "long"}
 
-RECORD = ("position", "kind", "object", "class", "keys", "type", "index", "rank", "dims", "target")
+RECORD = (
+    "position", "kind", "object", "class", "keys", "type", "index", "rank", "dims", "target",
+    "implementation", "address", "version",
+)  # fmt: skip
 """Words for each argument that is looked at."""
 
-ENTRY = ("home", "key", "object", "implementation", "address")
+ENTRY = ("home", "key", "object", "implementation", "address", "version")
 """Words for each dict that is looked at."""
 
 
@@ -49,6 +52,7 @@ class ArgumentTest(IntEnum):
     EQUAL = 1  # an object of this class that is equal to that
     BITS = 2  # the same for a float, whose bits are compared
     TAKEN = 3  # a tensor of ours, whose address is taken
+    KEPT = 4  # this tensor, where it was
 
 
 _FACTS = (("type", "i32", "%number"), ("index", "i32", "%number"), ("rank", "i64", "%found"))
@@ -107,7 +111,14 @@ entry.place:
   %e.ignored = call i32 %address.of(ptr %e.handle, ptr %found)
   %e.address = load i64, ptr %found
   %e.address.then = field i64 entry.address
-  equal i64 %e.address, %e.address.then then entry.alike
+  equal i64 %e.address, %e.address.then then entry.counted
+entry.counted:
+  %e.version.then = field i64 entry.version
+  %e.counts = icmp sge i64 %e.version.then, 0
+  br i1 %e.counts, label %entry.written, label %entry.alike
+entry.written:
+  %e.version = call i64 %version.of(ptr %e.handle)
+  equal i64 %e.version, %e.version.then then entry.alike
 entry.alike:
   %e.next = add i64 %e, 1
   br label %entries.head
@@ -115,7 +126,7 @@ entry.alike:
 records.head:
   %i = phi i64 [ 0, %entries.head ], [ %i.next, %alike ]
   %more = icmp slt i64 %i, %records
-  br i1 %more, label %look, label %held.ask
+  br i1 %more, label %look, label %contents.ask
 look:
   %i.word = mul i64 %i, RECORD
   %record.at = getelementptr i64, ptr %records.at, i64 %i.word
@@ -128,7 +139,28 @@ look:
     i64 KIND.EQUAL, label %value
     i64 KIND.BITS, label %value
     i64 KIND.TAKEN, label %take
+    i64 KIND.KEPT, label %kept
   ]
+
+kept:
+  %kept.object = field ptr record.object
+  equal ptr %mine, %kept.object then kept.inner
+kept.inner:
+  %kept.now = load i64, ptr %handle
+  %kept.then = field i64 record.implementation
+  equal i64 %kept.now, %kept.then then kept.place
+kept.place:
+  %kept.ignored = call i32 %address.of(ptr %handle, ptr %found)
+  %kept.address = load i64, ptr %found
+  %kept.address.then = field i64 record.address
+  equal i64 %kept.address, %kept.address.then then kept.counted
+kept.counted:
+  %kept.version.then = field i64 record.version
+  %kept.counts = icmp sge i64 %kept.version.then, 0
+  br i1 %kept.counts, label %kept.written, label %alike
+kept.written:
+  %kept.version = call i64 %version.of(ptr %handle)
+  equal i64 %kept.version, %kept.version.then then alike
 
 value:
   %class.then = field ptr record.class
@@ -196,11 +228,11 @@ alike:
   %i.next = add i64 %i, 1
   br label %records.head
 
-held.ask:
-  %holds = icmp ne ptr %held, null
-  br i1 %holds, label %held.call, label %passed
-held.call:
-  %still = call i64 %held(ptr %held.list, ptr %held.table)
+contents.ask:
+  %copied = icmp ne ptr %contents, null
+  br i1 %copied, label %contents.look, label %passed
+contents.look:
+  %still = call i64 %contents.same(ptr %contents)
   equal i64 %still, 1 then passed
 passed:
   %hits.next = add i64 %hits, 1
@@ -322,6 +354,18 @@ class TensorTaken:
 
 
 @dataclass(frozen=True)
+class TensorKept:
+    """An argument that must be one certain tensor, where it was; a `version` of -1 is not asked
+    for. It is known by its addresses: whoever asks keeps the tensor."""
+
+    position: int
+    object: int
+    implementation: int
+    address: int
+    version: int = -1
+
+
+@dataclass(frozen=True)
 class Same:
     """An argument that must be of the class of `value` and equal to it."""
 
@@ -331,18 +375,20 @@ class Same:
 
 @dataclass(frozen=True)
 class DictEntry:
-    """What a dict must hold under a key: this object, and if it is a tensor, where it was."""
+    """What a dict must hold under a key: this object, and if it is a tensor, where it was; a
+    `version` of -1 is not asked for."""
 
     owner: dict[str, Any]
     key: str
     value: Any
+    version: int = -1
 
 
 @dataclass(frozen=True)
 class Task:
     """A program to run: its address, the driver's, the most threads, and words that kernels set
-    when they meet a bad index. `frozen_tensors` is a test of identity, its table and what it looks
-    at."""
+    when they meet a bad index. `contents` is a test of memory and the words it reads; the guard
+    keeps what is `kept`."""
 
     program: int
     driver: int
@@ -350,7 +396,8 @@ class Task:
     faults: int
     fault_count: int
     long: bool
-    frozen_tensors: tuple[int, Any, list[Any]] | None = None
+    contents: tuple[int, int] = (0, 0)
+    kept: Any = None
 
 
 class Table(ctypes.Array):
@@ -360,7 +407,7 @@ class Table(ctypes.Array):
     _length_ = 0
 
 
-ArgumentRecord = TensorLike | TensorTaken | Same
+ArgumentRecord = TensorLike | TensorTaken | TensorKept | Same
 
 
 def native_guard(
@@ -395,9 +442,7 @@ def native_guard(
             "fault.count": task.fault_count,
             "long": int(task.long),
         }
-        if task.frozen_tensors is not None:
-            test, asked, given = task.frozen_tensors
-            head |= {"held": test, "held.table": ctypes.addressof(asked), "held.list": id(given)}
+        head["contents.same"], head["contents"] = task.contents
     table[0:words] = [head[name] for name in HEAD]
     table[first:second] = [w for e in entries for w in _entry_words(e)]
     for k, record in enumerate(records):
@@ -408,20 +453,23 @@ def native_guard(
             both = (*record.dims, *record.strides)
             table[dims_at : dims_at + len(both)] = both
             dims_at += len(both)
-    table.kept = (records, entries, task)
+    # Not what a tensor is compared with: a user may want its memory back.
+    table.kept = ([r for r in records if isinstance(r, Same)], entries, task)
     return _callable(library, table), table
 
 
 def _entry_words(entry: DictEntry) -> tuple[int, ...]:
     tensor = isinstance(entry.value, torch.Tensor)
     place = (entry.value._cdata, entry.value.data_ptr()) if tensor else (0, 0)
-    return id(entry.owner), id(entry.key), id(entry.value), *place
+    return id(entry.owner), id(entry.key), id(entry.value), *place, entry.version
 
 
 def _record(record: ArgumentRecord, mask: int) -> dict[str, int]:
     """Words of a record by their names, all but those that are 0; `mask` tells which keys count."""
     if isinstance(record, TensorTaken):
         return {"position": record.position, "kind": ArgumentTest.TAKEN, "target": record.target}
+    if isinstance(record, TensorKept):
+        return {"kind": ArgumentTest.KEPT, **asdict(record)}
     if isinstance(record, Same):
         kind, frozen_tensors = ArgumentTest.EQUAL, id(record.value)
         if type(record.value) is float:

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.identity import HITS, Known, test_address, test_of
+from torchair.codegen.cpu.identity import HITS, Known, contents_address, test_of
+from torchair.codegen.cpu.layouts import refusal
 from torchair.codegen.cpu.native_guard import (
     ANY,
     DictEntry,
     Same,
     Task,
+    TensorKept,
     TensorLike,
     TensorTaken,
     native_guard,
@@ -27,6 +29,7 @@ __all__ = [
     "FrozenTensors",
     "Same",
     "Task",
+    "TensorKept",
     "TensorLike",
     "TensorTaken",
     "argument_guard",
@@ -92,12 +95,23 @@ class FrozenTensors:
         self._hits += same
         return same
 
-    def native(self, given: Sequence[Any]) -> tuple[int, Any, list[Any]] | None:
-        """The test for native callers: its address, its table, and a list that holds these tensors
-        where it looks for them; None where there is no native test."""
+    def kept(self, given: Sequence[Any]) -> list[TensorKept] | None:
+        """These tensors for native guards; None where there is no native test, and where others are
+        given."""
         if self._table is None or not self.same(given):
             return None
-        return test_address(cpu().library), self._table, list(given)
+        return [
+            TensorKept(i, id(t), t._cdata, address, version if i in self.copied else -1)
+            for i, t in self.tensors.items()
+            for address, version in (self._known[i],)
+        ]
+
+    @property
+    def contents_test(self) -> tuple[int, int]:
+        """The test of their contents for native guards: its address, and the words it reads."""
+        if self.contents is None:
+            return 0, 0
+        return contents_address(cpu().library), self.contents.address
 
     @property
     def hits(self) -> int:
@@ -131,15 +145,29 @@ def _version(tensor: torch.Tensor) -> int:
 # ---- guards ----
 
 
+def reads_natively() -> bool:
+    """Whether native code reads the objects of this process. Else nobody is told: a graph runs
+    without such guards too."""
+    return cpu().runs() and refusal() is None
+
+
 def argument_guard(
     length: int,
-    records: Sequence[TensorLike | TensorTaken | Same],
+    records: Sequence[TensorLike | TensorTaken | TensorKept | Same],
     entries: Sequence[DictEntry] = (),
     task: Task | None = None,
 ) -> Callable[..., bool | None] | None:
     """A function of `length` arguments that tells whether they are as recorded; None without native
     code."""
-    if not cpu().runs():
-        return None
-    made = native_guard(cpu().library, length, records, entries, task)
+    made = counting_guard(length, records, entries, task)
     return None if made is None else made[0]
+
+
+def counting_guard(
+    length: int,
+    records: Sequence[TensorLike | TensorTaken | TensorKept | Same],
+    entries: Sequence[DictEntry] = (),
+    task: Task | None = None,
+) -> tuple[Callable[..., bool | None], Any] | None:
+    """The same, and the table whose first word counts the calls that passed."""
+    return native_guard(cpu().library, length, records, entries, task) if cpu().runs() else None

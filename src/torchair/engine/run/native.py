@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -14,12 +14,14 @@ from torchair.codegen.poison import areas_of, poisoned
 from torchair.codegen.program import Allocation, BadIndex, EnteredPart, Memory
 from torchair.engine.plan.records import OutputSpec, Plan, Step, picker
 from torchair.engine.run.frozen import (
+    HITS,
     DictEntry,
     FrozenTensors,
     Same,
+    TensorKept,
     TensorLike,
     TensorTaken,
-    argument_guard,
+    counting_guard,
 )
 from torchair.engine.run.memory import ARENA, PlaceMemory, allocator
 from torchair.errors import GraphError
@@ -103,6 +105,11 @@ class NativeProgram:
         self._arguments = picker(part.sources[: len(part.sources) - len(results)])
         self.enter = part.call()
 
+    @property
+    def memory(self) -> torch.Tensor:
+        """What intermediates lie in."""
+        return self._arena
+
     @staticmethod
     def suits(plan: Plan) -> bool:
         """Whether a plan is of this kind."""
@@ -176,6 +183,14 @@ class ProgramPool:
         free.append(program)
         return outputs
 
+    def take_arena(self) -> torch.Tensor | None:
+        """The memory of a program that no call uses at the moment, which ends."""
+        try:
+            program = self._programs().pop()
+        except IndexError:
+            return None
+        return program.memory if self.native else None
+
     def once(
         self, inputs: Sequence[torch.Tensor], place: PlaceMemory | None = None
     ) -> tuple[list[torch.Tensor], Any]:
@@ -194,9 +209,10 @@ _address = torch.Tensor.data_ptr
 class DirectProgram(NativeProgram):
     """A native plan over memory of its own, entered through a native guard."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, arena: torch.Tensor | None = None) -> None:
+        """`arena` is memory that no other program uses any more."""
         self._plan = plan  # whose constants kernels have addresses of
-        super().__init__(plan)
+        super().__init__(plan, lambda slot, size: arena if slot == ARENA else None)
 
     def _take(self, part: EnteredPart, results: Sequence[int]) -> None:
         super()._take(part, results)
@@ -210,13 +226,21 @@ class DirectProgram(NativeProgram):
         records: Sequence[TensorLike | Same],
         entries: Sequence[DictEntry],
         frozen_tensors: FrozenTensors | None,
-    ) -> Callable[..., bool | None] | None:
-        """A function of the arguments and the new tensors. `positions` tells for each input of the
-        graph which argument it is; -1 for one that stays where it is, as `entries` make sure."""
+        length: int | None = None,
+    ) -> GuardedEntry | None:
+        """A function of the arguments, `length` many if not all have records, and the new tensors.
+        `positions` tells for each input of the graph which argument it is; -1 for one that stays
+        where it is, as `entries` make sure. Frozen tensors are looked at where they are."""
+        kept: dict[int, TensorKept] = {}
+        if frozen_tensors is not None:
+            found = frozen_tensors.kept(inputs)
+            if found is None:
+                return None
+            kept = {k.position: k for k in found}
         targets: dict[int, int] = {}
         given, words = self._part.given, self._part.given_at
         for k, slot in enumerate(self._inputs):
-            if positions[slot] < 0:
+            if positions[slot] < 0 or slot in kept:
                 given[k] = inputs[slot].data_ptr()
             elif positions[slot] in targets:
                 return None  # one argument for two inputs
@@ -226,20 +250,38 @@ class DirectProgram(NativeProgram):
             replace(r, target=targets.get(r.position, 0)) if isinstance(r, TensorLike) else r
             for r in records
         ]
-        first = len(self._inputs)
-        made = [
-            TensorTaken(len(records) + k, words + 8 * (first + k)) for k in range(len(self.makers))
-        ]
+        first, length = len(self._inputs), len(records) if length is None else length
+        made = [TensorTaken(length + k, words + 8 * (first + k)) for k in range(len(self.makers))]
+        held = [replace(k, position=positions[i]) for i, k in kept.items() if positions[i] >= 0]
+        versions = {k.object: k.version for i, k in kept.items() if positions[i] < 0}
+        if not versions.keys() <= {id(e.value) for e in entries}:
+            return None
         task = self._part.task()
         if frozen_tensors is not None:
-            test = frozen_tensors.native(inputs)
-            if test is None:
-                return None
-            task = replace(task, frozen_tensors=test)
-        return argument_guard(len(records) + len(made), [*known, *made], entries, task)
+            task = replace(task, contents=frozen_tensors.contents_test, kept=frozen_tensors)
+        watched = [replace(e, version=versions.get(id(e.value), -1)) for e in entries]
+        guard = counting_guard(length + len(made), [*held, *known, *made], watched, task)
+        return None if guard is None else GuardedEntry(*guard, frozen_tensors)
 
     def failure(self) -> Exception:
         """The error of a run that met a bad index."""
         step = self._part.faulty()
         assert step is not None
         return explain(step, BadIndex(step))
+
+
+@dataclass(frozen=True)
+class GuardedEntry:
+    """A native guard with the program behind it."""
+
+    enter: Callable[..., bool | None]
+    """A function of arguments and results: whether it has run; None for a bad index."""
+    table: Any
+    frozen_tensors: FrozenTensors | None
+
+    def settle(self) -> int:
+        """Take note of the calls so far: frozen tensors were used as often. Gives their number."""
+        count, self.table[HITS] = self.table[HITS], 0
+        if self.frozen_tensors is not None:
+            self.frozen_tensors.add_hits(count)
+        return int(count)

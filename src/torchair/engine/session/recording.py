@@ -82,7 +82,7 @@ def direct_program(
     pool = variant.find(inputs)
     if not isinstance(pool, ProgramPool) or not pool.native:
         return None
-    return DirectProgram(pool.plan), variant.frozen_tensors
+    return DirectProgram(pool.plan, pool.take_arena()), variant.frozen_tensors
 
 
 def native_plan(variant: WeightVariant) -> tuple[Plan, dict[Value, int], list[int]] | None:
