@@ -63,6 +63,33 @@ class Dense(nn.Module):
         return F.interpolate(y, scale_factor=2).permute(0, 2, 3, 1) * y.sum(1, keepdim=True).mean()
 
 
+class Points(nn.Module):
+    """Filters of single points, with and without bias, around a depthwise and a grouped filter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(3, 24, 1, bias=False)
+        self.each = nn.Conv2d(24, 24, 5, padding=2, groups=24)
+        self.some = nn.Conv2d(24, 24, 3, stride=2, groups=3)
+        self.gate, self.back = nn.Conv2d(24, 24, 1), nn.Conv2d(24, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.some(F.silu(self.each(F.relu(self.wide(x)))))
+        return self.back(y * self.gate(y.mean((2, 3), keepdim=True)).sigmoid())
+
+
+class Heavy(nn.Module):
+    """A filter that is larger than what it is for, between two that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64)
+        self.heavy, self.last = nn.Conv2d(64, 520, 3, 2), nn.Conv2d(520, 8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.heavy(F.relu(self.norm(self.first(x))))))
+
+
 def gradients(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
     """Result, gradients and buffers of a step."""
     model.zero_grad()
@@ -73,7 +100,7 @@ def gradients(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> l
     return [t.detach().clone(memory_format=torch.preserve_format) for t in found]
 
 
-@pytest.mark.parametrize("make", [Block, lambda: Block(groups=4), Pools, Dense])
+@pytest.mark.parametrize("make", [Block, lambda: Block(groups=4), Pools, Dense, Points, Heavy])
 @pytest.mark.parametrize("last", [False, True])
 def test_values_and_strides_are_those_of_eager(make: Callable[[], nn.Module], last: bool) -> None:
     torch.manual_seed(0)
@@ -127,6 +154,57 @@ def test_what_is_saved_has_channels_last(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(saved) > 5
     tangent = [t.is_contiguous(memory_format=LAST) for t in saved].count(False)
     assert tangent == 1  # the gradient of the result comes as the result is
+
+
+def called(graph: fx.GraphModule, target: Any) -> list[fx.Node]:
+    return list(graph.graph.find_nodes(op="call_function", target=target))
+
+
+def test_filters_of_single_points_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, backward = split(Points(), torch.randn(4, 3, 8, 8), monkeypatch)
+    aten = torch.ops.aten
+    assert len(called(forward, aten.convolution.default)) == 2
+    assert len(called(forward, aten.mm.default)) == 1
+    assert len(called(forward, aten.addmm.default)) == 2
+    assert len(called(backward, aten.convolution_backward.default)) == 2
+    assert len(called(backward, aten.mm.default)) == 5  # two each, but for the gradient of the input
+
+
+def test_heavy_filters_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, backward = split(Heavy(), torch.randn(4, 3, 9, 9), monkeypatch)
+    aten = torch.ops.aten
+    _, heavy, _ = called(forward, aten.convolution.default)
+    assert all(n.meta["val"].is_contiguous() for n in heavy.args[:2])
+    _, heavy, _ = called(backward, aten.convolution_backward.default)
+    assert all(n.meta["val"].is_contiguous() for n in heavy.args[:3])
+
+
+def test_points_are_worth_laying_out_a_heavy_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, _ = split(Heavy(), torch.randn(16, 3, 21, 21), monkeypatch)
+    heavy = called(forward, torch.ops.aten.convolution.default)[1]
+    assert all(n.meta["val"].is_contiguous(memory_format=LAST) for n in heavy.args[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_depthwise_gradients_are_computed_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, backward = split(Points().to(dtype), torch.randn(4, 3, 8, 8, dtype=dtype), monkeypatch)
+    some, each = called(backward, torch.ops.aten.convolution_backward.default)
+    assert {n.meta["val"].dtype for n in some.args[:3]} == {dtype}
+    assert {n.meta["val"].dtype for n in each.args[:3]} == {torch.float32}
+
+
+@pytest.mark.parametrize("make", [Points, Dense])
+def test_gradients_in_bfloat16(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().bfloat16()
+    x = torch.randn(3, 3, 13, 11, dtype=torch.bfloat16)
+    mine, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    run = torch.compile(mine, backend=torchair.get_npu_backend(), dynamic=False)
+    got, eager = gradients(mine, run, x), gradients(model, model, x)
+    assert_close(got, eager, gradients(wide, wide, x.double()))
+    assert [t.dtype for t in got] == [t.dtype for t in eager]
 
 
 def test_running_statistics_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from torchair.fx.pointwise import is_pointwise, multiply
+from torchair.fx.convolutions import is_pointwise, multiply, widen
 from torchair.log import debug_print, logger
 from torchair.torch_private.dispatch import OpOverload
 from torchair.torch_private.fake import FakeTensor, detect_fake_mode
@@ -83,6 +83,7 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
         else:
             layout.apply()
             multiply([n for n in layout.reads if _images(n)[1] == "product"])
+    widen(joint.graph.find_nodes(op="call_function", target=aten.convolution_backward.default))
     if reason is not None:
         logger.info("convolutions of a training graph keep their layout: %s", reason)
     found = ", ".join(f"{count} {wish}" for wish, count in sorted(counts.items()))
