@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torchair
 from tolerance import assert_close
 from torchair.fx import tracing
 from torchair.fx.layouts import carry_channels_last
+from torchair.operators import contraction
 
 LAST = torch.channels_last
 
@@ -264,3 +266,41 @@ def test_operators_that_count_in_memory_read_what_was_traced() -> None:
     joint.recompile()
     assert copies(joint)
     torch.testing.assert_close(joint(x, w), forward(x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("numerics", ["default", "strict", "batch_invariant"])
+def test_large_filters_over_few_points_are_products(
+    numerics: str, stride: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    seen: list[torch.Size] = []
+    real = torch.ops.aten.im2col
+
+    def im2col(x: Tensor, *rest: Any) -> Tensor:
+        seen.append(x.shape)
+        return real(x, *rest)
+
+    names = {n: getattr(torch.ops.aten, n) for n in ("convolution_backward", "col2im")}
+    monkeypatch.setattr(contraction, "aten", SimpleNamespace(im2col=im2col, **names))
+    model = nn.Conv2d(96, 640, 3, stride, padding=1).to(dtype)
+    x = torch.randn(2, 96, 3, 2, dtype=dtype)
+    mine, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    config = torchair.CompilerConfig()
+    config.numerics = numerics
+    backend = torchair.get_npu_backend(compiler_config=config)
+    run = torch.compile(mine, backend=backend, dynamic=False)
+    got, eager = gradients(mine, run, x), gradients(model, model, x)
+    assert_close(got, eager, gradients(wide, wide, x.double()))
+    assert [t.stride() for t in got] == [t.stride() for t in eager]
+    assert seen == ([x.shape] * 2 if numerics == "default" else [])
+
+
+def test_what_is_infinite_stays_where_it_is() -> None:
+    """A product with zeros would spread it over the image."""
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(64, 512, 3, padding=1), torch.randn(2, 64, 4, 3)
+    x[0, 5, 0, 0] = float("inf")
+    run = torch.compile(copy.deepcopy(model), backend=torchair.get_npu_backend(), dynamic=False)
+    assert torch.equal(run(x).isfinite(), model(x).isfinite())

@@ -216,6 +216,11 @@ def _rewrites(options: EngineOptions) -> bool:
     return options.level != "O1" and options.numerics != "strict"
 
 
+def _default(options: EngineOptions) -> bool:
+    """Whether what a graph is rewritten into may depend on how many images there are."""
+    return _rewrites(options) and options.numerics == "default"
+
+
 def _lays_out(options: EngineOptions) -> bool:
     return options.native and options.numerics != "strict"
 
@@ -236,6 +241,7 @@ ENGINE_PASSES = (
         "join_convolution_gradients", forms.join_convolution_gradients, _rewrites,
         forms.GRADIENT_PAIRS,
     ),
+    Pass("unfold_convolutions", forms.unfold_convolutions, _default, forms.UNFOLDABLE),
     Pass("fuse_patterns", fuse_patterns, lambda o: o.patterns and _rewrites(o)),
     Pass("apply_rules_again", apply_rules, _rewrites),
     Pass("remove_what_is_left", remove_dead_code, _dead_code),
