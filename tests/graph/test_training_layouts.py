@@ -169,7 +169,9 @@ def test_filters_of_single_points_are_products(monkeypatch: pytest.MonkeyPatch) 
     assert len(called(forward, aten.mm.default)) == 1
     assert len(called(forward, aten.addmm.default)) == 2
     assert len(called(backward, aten.convolution_backward.default)) == 2
-    assert len(called(backward, aten.mm.default)) == 5  # two each, but for the gradient of the input
+    assert (
+        len(called(backward, aten.mm.default)) == 5
+    )  # two each, but for the gradient of the input
 
 
 def test_heavy_filters_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,10 @@ def is_pointwise(node: fx.Node) -> bool:
     """Whether a convolution of images, or its gradient, multiplies each point by one matrix."""
     at = _GEOMETRY[node.target]  # type: ignore[index]
     kernel: Any = node.args[1 if node.target is _FORWARD else 2]
-    stride, padding, _, transposed, _, groups = node.args[at : at + 6]
-    plain = list(stride) == [1, 1] and list(padding) == [0, 0]  # type: ignore[call-overload]
-    return plain and kernel.meta["val"].shape[2:] == (1, 1) and not transposed and groups == 1
+    geometry: Any = node.args[at : at + 6]
+    stride, padding, _, transposed, _, groups = geometry
+    moves = list(stride) != [1, 1] or list(padding) != [0, 0] or transposed
+    return not moves and groups == 1 and tuple(kernel.meta["val"].shape[2:]) == (1, 1)
 
 
 def multiply(nodes: Iterable[fx.Node]) -> None:

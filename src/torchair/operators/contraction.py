@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
-from torchair.ge.shapes import Dim, Shape, Sym, broadcast, is_static
+from torchair.ge.shapes import Dim, Shape, Sym, broadcast
 from torchair.operators.core import SHORT, Op, TorchKernel, Trait, add_row, call, like
 from torchair.torch_private.functions import nn
 
@@ -140,20 +140,27 @@ UNFOLDED = "_unfolded"
 """The attribute of a convolution of few points, or of its gradients, that is computed so."""
 _HEAVY = 1 << 20
 _SHARE = 1 << 16
-"""Bytes of a filter, and those for each point, from which on products were measured to be faster."""
+"""Bytes of a filter, and for each point, from which on products were measured to be faster."""
 
 
 def suits_products(op: Op) -> bool:
     """Whether a convolution, or its gradients, are such on a CPU, of float32 or bfloat16."""
     made = op.node.outputs[0] if op.node.type == "Conv2D" else op.node.value_on("out_backprop")
-    kernel, images = op.shape("filter"), made.shape
-    window = Window(op)
-    known = op.dtype("x") in (DataType.DT_FLOAT, DataType.DT_BF16) and is_static(kernel)
-    if not (known and len(kernel) == 4 and is_static(images) and window.even):
+    kernel, images = _known(op.shape("filter")), _known(made.shape or ())
+    window, width = Window(op), _WIDTHS.get(op.dtype("x"))
+    if width is None or len(kernel) != 4 or len(images) != 4 or not window.even:
         return False
-    points = math.prod((images[0], *images[2:]))  # type: ignore[index, misc]
-    size = math.prod(kernel) * (4 if op.dtype("x") == DataType.DT_FLOAT else 2)  # type: ignore[arg-type]
+    points, size = images[0] * math.prod(images[2:]), math.prod(kernel) * width
     return window.groups == 1 and points > 0 and size > max(_HEAVY, _SHARE * points)
+
+
+_WIDTHS: dict[int, int] = {DataType.DT_FLOAT: 4, DataType.DT_BF16: 2}
+
+
+def _known(shape: Shape) -> list[int]:
+    """Dims that are known; none where one is not."""
+    known = [d for d in shape if isinstance(d, int)]
+    return known if len(known) == len(shape) else []
 
 
 class _Unfolded:
