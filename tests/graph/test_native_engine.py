@@ -308,6 +308,21 @@ def test_counters_of_batches_count() -> None:
         assert model.num_batches_tracked.item() == calls
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("last", (False, True))
+def test_batch_norms_of_short_floats_beside_float32(dtype: torch.dtype, last: bool) -> None:
+    """As autocast has them: parameters and statistics are of float32."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(9)
+    nn.init.normal_(norm.weight)
+    model = nn.Sequential(norm, nn.ReLU(), MeanSquare())
+    x = torch.randn(4, 9, 7, 5, dtype=dtype) + 3
+    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    forward, backward = _check_training(model, (x,))
+    assert "BatchNormV3" in native_types(forward.plan)
+    assert "BatchNormGradV3" in native_types(backward.plan)
+
+
 class MeanSquare(nn.Module):
     """A loss."""
 
