@@ -38,6 +38,7 @@ from random_functions import Program
 from random_graphs import Maker
 from tolerance import assert_close, double_copy, to_double
 from torchair.codegen.cpu.target import CpuTarget
+from torchair.engine.run import executor
 from torchair.engine.session import TorchNpuGraph
 from torchair.ge.graph import Graph
 from torchair.operators import contraction
@@ -276,6 +277,50 @@ def test_training_of_convolutions() -> None:
     assert {"BatchNormV3", "LogSoftmaxV2", "NLLLoss", "MatMulV2"} <= native_types(forward.plan)
     types = native_types(backward.plan)
     assert {"BatchNormGradV3", "LogSoftmaxGrad", "NLLLossGrad", "ReluGrad", "MatMul"} <= types
+
+
+class Points(nn.Sequential):
+    """Convolutions of single points with batch norms between."""
+
+    def __init__(self) -> None:
+        ends, norms = (nn.Conv2d(3, 8, 3), MeanSquare()), (nn.BatchNorm2d(8), nn.BatchNorm2d(8))
+        one, two = (nn.Conv2d(8, 8, 1, bias=False) for _ in range(2))
+        super().__init__(ends[0], one, norms[0], nn.ReLU(), two, norms[1], ends[1])
+
+
+def test_counters_of_batches_and_views_between_kernels_cost_no_calls() -> None:
+    """Integers that no size follows from are data, and views do not part native steps."""
+    torch.manual_seed(0)
+    model = Points()
+    forward, _ = _check_training(model, (torch.randn(2, 3, 9, 9),))
+    plan = forward.plan
+    assert "Add" in native_types(plan)
+    assert [s.node.type for s in plan.steps if s.kind not in ("native", "view")] == ["Conv2D"]
+    assert "view" in [s.kind for s in plan.steps]
+    assert len(executor.Program(plan).parts) == 2  # before and after the convolution
+
+
+def test_counters_of_batches_count() -> None:
+    model = nn.BatchNorm2d(3)
+    run = compiled(model)
+    for calls in range(1, 4):
+        run(torch.randn(2, 3, 4, 4))
+        assert model.num_batches_tracked.item() == calls
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("last", (False, True))
+def test_batch_norms_of_short_floats_beside_float32(dtype: torch.dtype, last: bool) -> None:
+    """As autocast has them: parameters and statistics are of float32."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(9)
+    nn.init.normal_(norm.weight)
+    model = nn.Sequential(norm, nn.ReLU(), MeanSquare())
+    x = torch.randn(4, 9, 7, 5, dtype=dtype) + 3
+    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    forward, backward = _check_training(model, (x,))
+    assert "BatchNormV3" in native_types(forward.plan)
+    assert "BatchNormGradV3" in native_types(backward.plan)
 
 
 class MeanSquare(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torchair
 from tolerance import assert_close
 from torchair.fx import tracing
 from torchair.fx.layouts import carry_channels_last
+from torchair.operators import contraction
 from training_blocks import LAST, Block, check_steps, gradients
 
 
@@ -47,7 +49,34 @@ class Dense(nn.Module):
         return F.interpolate(y, scale_factor=2).permute(0, 2, 3, 1) * y.sum(1, keepdim=True).mean()
 
 
-@pytest.mark.parametrize("make", [Block, lambda: Block(groups=4), Pools, Dense])
+class Points(nn.Module):
+    """Filters of single points, with and without bias, around a depthwise and a grouped filter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(3, 24, 1, bias=False)
+        self.each = nn.Conv2d(24, 24, 5, padding=2, groups=24)
+        self.some = nn.Conv2d(24, 24, 3, stride=2, groups=3)
+        self.gate, self.back = nn.Conv2d(24, 24, 1), nn.Conv2d(24, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.some(F.silu(self.each(F.relu(self.wide(x)))))
+        return self.back(y * self.gate(y.mean((2, 3), keepdim=True)).sigmoid())
+
+
+class Heavy(nn.Module):
+    """A filter that is larger than what it is for, between two that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64)
+        self.heavy, self.last = nn.Conv2d(64, 520, 3, 2), nn.Conv2d(520, 8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.heavy(F.relu(self.norm(self.first(x))))))
+
+
+@pytest.mark.parametrize("make", [Block, lambda: Block(groups=4), Pools, Dense, Points, Heavy])
 @pytest.mark.parametrize("last", [False, True])
 def test_values_and_strides_are_those_of_eager(make: Callable[[], nn.Module], last: bool) -> None:
     torch.manual_seed(0)
@@ -125,6 +154,59 @@ def test_what_is_saved_has_channels_last(monkeypatch: pytest.MonkeyPatch) -> Non
     assert tangent == 1  # the gradient of the result comes as the result is
 
 
+def called(graph: fx.GraphModule, target: Any) -> list[fx.Node]:
+    return list(graph.graph.find_nodes(op="call_function", target=target))
+
+
+def test_filters_of_single_points_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, backward = split(Points(), torch.randn(4, 3, 8, 8), monkeypatch)
+    aten = torch.ops.aten
+    assert len(called(forward, aten.convolution.default)) == 2
+    assert len(called(forward, aten.mm.default)) == 1
+    assert len(called(forward, aten.addmm.default)) == 2
+    assert len(called(backward, aten.convolution_backward.default)) == 2
+    assert (
+        len(called(backward, aten.mm.default)) == 5
+    )  # two each, but for the gradient of the input
+
+
+def test_heavy_filters_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, backward = split(Heavy(), torch.randn(4, 3, 9, 9), monkeypatch)
+    aten = torch.ops.aten
+    _, heavy, _ = called(forward, aten.convolution.default)
+    assert all(n.meta["val"].is_contiguous() for n in heavy.args[:2])
+    _, heavy, _ = called(backward, aten.convolution_backward.default)
+    assert all(n.meta["val"].is_contiguous() for n in heavy.args[:3])
+
+
+def test_points_are_worth_laying_out_a_heavy_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, _ = split(Heavy(), torch.randn(16, 3, 21, 21), monkeypatch)
+    heavy = called(forward, torch.ops.aten.convolution.default)[1]
+    assert all(n.meta["val"].is_contiguous(memory_format=LAST) for n in heavy.args[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_depthwise_gradients_are_computed_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, backward = split(Points().to(dtype), torch.randn(4, 3, 8, 8, dtype=dtype), monkeypatch)
+    some, each = called(backward, torch.ops.aten.convolution_backward.default)
+    assert {n.meta["val"].dtype for n in some.args[:3]} == {dtype}
+    assert {n.meta["val"].dtype for n in each.args[:3]} == {torch.float32}
+
+
+@pytest.mark.parametrize("make", [Points, Dense])
+def test_gradients_in_bfloat16(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().bfloat16()
+    x = torch.randn(3, 3, 13, 11, dtype=torch.bfloat16)
+    mine, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    run = torch.compile(mine, backend=torchair.get_npu_backend(), dynamic=False)
+    got, eager = gradients(mine, run, x), gradients(model, model, x)
+    assert_close(got, eager, gradients(wide, wide, x.double()))
+    assert [t.dtype for t in got] == [t.dtype for t in eager]
+
+
 def test_running_statistics_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their new values are written where the old ones were, and the backward reads neither."""
     model = nn.Sequential(nn.Conv2d(3, 7, 1), nn.BatchNorm2d(7))
@@ -182,3 +264,41 @@ def test_operators_that_count_in_memory_read_what_was_traced() -> None:
     joint.recompile()
     assert copies(joint)
     torch.testing.assert_close(joint(x, w), forward(x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("numerics", ["default", "strict", "batch_invariant"])
+def test_large_filters_over_few_points_are_products(
+    numerics: str, stride: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    seen: list[torch.Size] = []
+    real = torch.ops.aten.im2col
+
+    def im2col(x: Tensor, *rest: Any) -> Tensor:
+        seen.append(x.shape)
+        return real(x, *rest)
+
+    names = {n: getattr(torch.ops.aten, n) for n in ("convolution_backward", "col2im")}
+    monkeypatch.setattr(contraction, "aten", SimpleNamespace(im2col=im2col, **names))
+    model = nn.Conv2d(96, 640, 3, stride, padding=1).to(dtype)
+    x = torch.randn(2, 96, 3, 2, dtype=dtype)
+    mine, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    config = torchair.CompilerConfig()
+    config.numerics = numerics
+    backend = torchair.get_npu_backend(compiler_config=config)
+    run = torch.compile(mine, backend=backend, dynamic=False)
+    got, eager = gradients(mine, run, x), gradients(model, model, x)
+    assert_close(got, eager, gradients(wide, wide, x.double()))
+    assert [t.stride() for t in got] == [t.stride() for t in eager]
+    assert seen == ([x.shape] * 2 if numerics == "default" else [])
+
+
+def test_what_is_infinite_stays_where_it_is() -> None:
+    """A product with zeros would spread it over the image."""
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(64, 512, 3, padding=1), torch.randn(2, 64, 4, 3)
+    x[0, 5, 0, 0] = float("inf")
+    run = torch.compile(copy.deepcopy(model), backend=torchair.get_npu_backend(), dynamic=False)
+    assert torch.equal(run(x).isfinite(), model(x).isfinite())

@@ -283,7 +283,7 @@ def test_gradients_of_convolutions(dynamic: bool) -> None:
             mine = model.gradients(run, x)
             assert_close(mine, model.gradients(model, x), wide.gradients(wide, x.double()))
     backward = [n.type for n in found[-1].graph.nodes]
-    assert backward.count("ConvGradients") == 2
+    assert backward.count("ConvGradients") == (2 if dynamic else 1)  # the other is of products
     assert not any("Backprop" in t for t in backward)
 
 
@@ -291,7 +291,7 @@ def test_torch_gets_images_as_eager_lays_them_out() -> None:
     """Rows that were normalised lie together, and so do the channels of what is made of them."""
     model = Mixer()
     with capture() as found:
-        torch.compile(model, backend=torchair.get_npu_backend())(torch.randn(2, 8, 6, 5))
+        torch.compile(model, backend=torchair.get_npu_backend())(torch.randn(1, 8, 6, 5))
     plan = found[0].session.last_plan()
     assert plan is not None
     made = [plan.place(s.outs[0])[0].meta for s in plan.steps if s.node.type == "Conv2D"]

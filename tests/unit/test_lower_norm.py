@@ -150,7 +150,10 @@ def test_batch_norm_gradient(train, shape, dtype):
 def test_batch_norms_that_are_declined():
     inputs = batch_norm_inputs((2, 5, 3), torch.float32)
     assert OneNode("BatchNormV3", *inputs, is_training=False).declined is not None
-    assert OneNode("BatchNormV3", inputs[0].half(), *inputs[1:]).declined is not None
+    half = [x.half() for x in inputs]
+    assert OneNode("BatchNormV3", *half).declined is not None
+    assert OneNode("BatchNormV3", half[0], *inputs[1:]).declined is None
+    assert OneNode("BatchNormV3", inputs[0].double(), *inputs[1:]).declined is not None
 
 
 # ---- batch norms in parts ----

@@ -1,22 +1,25 @@
-"""Channels last carried through training graphs: convolutions of the joint graph get images and
-filters with channels last, and what follows from them keeps that layout, also in what the forward
-saves for the backward. Results and gradients have the strides that were promised.
+"""Layouts of convolutions in training graphs: each gets images and filters in the layout that is
+faster for it, mostly channels last, and what follows from it keeps that layout, also in what the
+forward saves for the backward. Results and gradients have the strides that were promised.
 
-It is done before the graph is split, on traced values alone: `contiguous` nodes stand for copies
-with channels last, and what reads those is traced again.
+It is done before the graph is split, on traced values alone: `contiguous` and `clone` nodes stand
+for copies, and what reads those is traced again. On a CPU convolutions that look at single points
+then become matrix products.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from torchair.fx.convolutions import is_pointwise, multiply, widen
 from torchair.log import debug_print, logger
 from torchair.torch_private.dispatch import OpOverload
 from torchair.torch_private.fake import FakeTensor, detect_fake_mode
@@ -49,6 +52,16 @@ _TYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
 """Of images, by device, where a library was measured to convolve faster with channels last."""
+_HEAVY = 1 << 20
+"""Bytes of a filter from which on laying it out anew, and its gradient, costs more on a CPU than
+channels last gain, unless there are many points."""
+_POINTS = 1024
+
+_Wish = Literal["last", "first", "product", "any"]
+"""What is best for a convolution and its gradient: channels last, channels first, a matrix product
+over channels last, or nothing that was measured: it takes what comes."""
+_Form = Literal["last", "first", "traced"]
+"""The layout of a copy; `traced` is the one that the source was traced with."""
 
 
 def carry_channels_last(joint: fx.GraphModule) -> None:
@@ -56,6 +69,7 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
     nodes = [n for n in joint.graph.nodes if n.target is aten.convolution.default]
     if not nodes:
         return
+    counts = Counter(map(_wish, nodes))
     first = any(n.target in _FIRST for n in joint.graph.nodes)
     reason = "group norms want channels first" if first else _declines(nodes)
     if reason is None:
@@ -67,9 +81,12 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
             reason = f"strides cannot be traced again: {e}"
         else:
             layout.apply()
+            multiply([n for n in layout.reads if _images(n)[1] == "product"])
+    widen(joint.graph.find_nodes(op="call_function", target=aten.convolution_backward.default))
     if reason is not None:
         logger.info("convolutions of a training graph keep their layout: %s", reason)
-    debug_print(3, f"torchair channels last in training: {reason or f'{len(nodes)} convolutions'}")
+    found = ", ".join(f"{count} {wish}" for wish, count in sorted(counts.items()))
+    debug_print(3, f"torchair layouts of convolutions in training: {reason or found}")
 
 
 def _declines(nodes: Iterable[fx.Node]) -> str | None:
@@ -82,26 +99,45 @@ def _declines(nodes: Iterable[fx.Node]) -> str | None:
         if x.device.type not in _TYPES:
             return f"nothing was measured on {x.device.type}"
         work = math.prod(kernel.shape) * math.prod(made.shape[2:]) * made.shape[0]
-        if _gains(node):
-            gains += work
-        else:
+        wish = _wish(node)
+        if wish == "any":
             others += work
+        elif wish != "first" and not (x.device.type == "cpu" and _is_depthwise(node)):
+            gains += work  # a depthwise one alone is not worth the copies
     return None if gains > others else "most of the work is none that channels last make faster"
 
 
-def _gains(node: fx.Node) -> bool:
-    """Whether a convolution, or its gradient, is faster with channels last: a dense one of several
-    images on a CPU; on a GPU a dense or depthwise one on the units for matrices. Others take what
-    comes."""
+def _wish(node: fx.Node) -> _Wish:
+    """What suits a convolution, or its gradient: on a CPU channels last for several images, but for
+    heavy filters; on a GPU dense or depthwise ones on the units for matrices."""
     count, transposed, groups = _CONVOLUTIONS[node.target]  # type: ignore[index]
-    x = node.args[count - 2].meta["val"]  # type: ignore[union-attr]
+    x, kernel = (n.meta["val"] for n in node.args[count - 2 : count])  # type: ignore[union-attr]
     known = x.dim() == 4 and x.dtype in _TYPES.get(x.device.type, ())
     if not known or node.args[transposed]:
-        return False
+        return "any"
     if x.device.type == "cpu":
-        return bool(node.args[groups] == 1 and x.shape[0] > 1)
+        if x.shape[0] == 1:
+            return "any"
+        if is_pointwise(node):
+            return "product"
+        return "first" if _is_heavy(node, kernel) else "last"
     short = x.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
-    return bool(short and node.args[groups] in (1, x.shape[1]))
+    return "last" if short and (node.args[groups] == 1 or _is_depthwise(node)) else "any"
+
+
+def _is_depthwise(node: fx.Node) -> bool:
+    count, _, groups = _CONVOLUTIONS[node.target]  # type: ignore[index]
+    x = node.args[count - 2].meta["val"]  # type: ignore[union-attr]
+    return bool(node.args[groups] == x.shape[1])
+
+
+def _is_heavy(node: fx.Node, kernel: Any) -> bool:
+    """Whether the filter of a convolution is much to lay out for the points that it serves."""
+    made = node if node.target is aten.convolution.default else node.args[0]
+    images = made.meta["val"]  # type: ignore[union-attr]
+    points = images.shape[0] * math.prod(images.shape[2:])
+    size = kernel.numel() * kernel.element_size()
+    return bool(kernel.is_contiguous() and size > _HEAVY and points < _POINTS)
 
 
 @dataclass
@@ -109,21 +145,21 @@ class _Layout:
     """What is to become of a graph. Nothing is changed before `apply`."""
 
     found: dict[fx.Node, Any] = field(default_factory=dict)  # traced again, with other strides
-    moved: dict[fx.Node, Any] = field(default_factory=dict)  # copies with channels last
-    reads: dict[fx.Node, dict[fx.Node, bool]] = field(default_factory=dict)
-    """By reader: the copies that it reads, instead of what they are made of: those with channels
-    last, else those as they were traced at first."""
+    moved: dict[tuple[fx.Node, _Form], Any] = field(default_factory=dict)  # copies
+    reads: dict[fx.Node, dict[fx.Node, _Form]] = field(default_factory=dict)
+    """By reader: the copies that it reads, instead of what they are made of."""
 
     def visit(self, node: fx.Node) -> None:
         """Decide what a node reads, and trace it again if that is not what it read before."""
         if node.op in ("placeholder", "get_attr"):
             return
         changed = [n for n in node.all_input_nodes if n in self.found]
-        images = _images(node)
-        copied = {n: True for n in images if not _is_last(self._value(n))}
+        images, wish = _images(node)
+        form: _Form = "first" if wish == "first" else "last"
+        copied = {n: form for n in images if not self._has(n, form)}
         if node.op == "output" or not _keeps(node):
-            copied |= {n: False for n in changed if n not in images}
-        self._read(node, copied)
+            copied |= {n: "traced" for n in changed if n not in images}
+        self.reads[node] = self._checked(copied)
         if node.op == "output" or not (copied or changed):
             return
         try:
@@ -131,23 +167,26 @@ class _Layout:
         except Exception:
             if images:
                 raise
-            self._read(node, dict.fromkeys(changed, False))  # it needs what it was traced with
+            copied = dict.fromkeys(changed, "traced")  # it needs what it was traced with
+            self.reads[node] = self._checked(copied)
 
-    def _read(self, node: fx.Node, copied: dict[fx.Node, bool]) -> None:
-        for source in (n for n, last in copied.items() if not last):
+    def _checked(self, copied: dict[fx.Node, _Form]) -> dict[fx.Node, _Form]:
+        for source in (n for n, form in copied.items() if form == "traced"):
             value = source.meta["val"]
             if not (value.is_contiguous() or _is_last(value)):
                 raise ValueError(f"{source} was traced with strides {value.stride()}")
-        self.reads[node] = copied
+        return copied
 
     def _value(self, node: fx.Node) -> Any:
         return self.found.get(node, node.meta.get("val"))
 
-    def _trace(self, node: fx.Node, copied: dict[fx.Node, bool]) -> None:
+    def _has(self, node: fx.Node, form: _Form) -> bool:
+        value = self._value(node)
+        return bool(_is_last(value) if form == "last" else value.is_contiguous())
+
+    def _trace(self, node: fx.Node, copied: dict[fx.Node, _Form]) -> None:
         def value(n: fx.Node) -> Any:
-            if n not in copied:
-                return self._value(n)
-            return self._copy(n) if copied[n] else n.meta["val"]
+            return self._copy(n, copied[n]) if n in copied else self._value(n)
 
         before = node.meta["val"]
         mode = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes])
@@ -160,45 +199,52 @@ class _Layout:
         if _strides(made) != _strides(before):
             self.found[node] = made
 
-    def _copy(self, node: fx.Node) -> Any:
-        if node not in self.moved:
+    def _copy(self, node: fx.Node, form: _Form) -> Any:
+        if form == "traced":
+            return node.meta["val"]
+        if (node, form) not in self.moved:
             value = self._value(node)
             with value.fake_mode:
-                self.moved[node] = value.contiguous(memory_format=_LAST)
-        return self.moved[node]
+                last = _LAST if form == "last" else torch.contiguous_format
+                self.moved[node, form] = value.contiguous(memory_format=last)
+        return self.moved[node, form]
 
     def apply(self) -> None:
         """Put the copies into the graph, each before its first reader."""
-        made: dict[tuple[fx.Node, bool], fx.Node] = {}
-        before = {node: node.meta["val"] for node in self.found}
+        made: dict[tuple[fx.Node, _Form], fx.Node] = {}
+        copies = {
+            (source, form): self._copy(source, form)
+            for copied in self.reads.values()
+            for source, form in copied.items()
+        }
         for node, value in self.found.items():
             node.meta["val"] = value
         for reader, copied in self.reads.items():
-            for source, last in copied.items():
-                if (source, last) not in made:
-                    value = self.moved[source] if last else before[source]
-                    made[source, last] = _copied(reader, source, last, value)
-                reader.replace_input_with(source, made[source, last])
+            for source, form in copied.items():
+                if (source, form) not in made:
+                    made[source, form] = _copied(reader, source, form, copies[source, form])
+                reader.replace_input_with(source, made[source, form])
 
 
-def _copied(reader: fx.Node, source: fx.Node, last: bool, value: Any) -> fx.Node:
+def _copied(reader: fx.Node, source: fx.Node, form: _Form, value: Any) -> fx.Node:
     """A new node before its first reader."""
     graph = reader.graph
     with graph.inserting_before(reader):
-        if last:
+        if form == "last":
             node = graph.call_function(aten.contiguous.default, (source,), {"memory_format": _LAST})
         else:
-            form = _LAST if _is_last(value) else torch.contiguous_format
-            node = graph.call_function(aten.clone.default, (source,), {"memory_format": form})
+            last = _LAST if form == "traced" and _is_last(value) else torch.contiguous_format
+            node = graph.call_function(aten.clone.default, (source,), {"memory_format": last})
     node.meta.update({k: reader.meta[k] for k in _MARKS if k in reader.meta}, val=value)
     return node
 
 
-def _images(node: fx.Node) -> list[fx.Node]:
-    """What a convolution, or its gradient, reads with channels last."""
-    if node.target not in _CONVOLUTIONS or not _gains(node):
-        return []
-    return list(node.args[: _CONVOLUTIONS[node.target][0]])  # type: ignore[arg-type]
+def _images(node: fx.Node) -> tuple[list[fx.Node], _Wish]:
+    """What a convolution, or its gradient, reads in the layout that it wishes for, and which."""
+    if node.target not in _CONVOLUTIONS or (wish := _wish(node)) == "any":
+        return [], "any"
+    count = _CONVOLUTIONS[node.target][0]
+    return list(node.args[: count - (wish == "product")]), wish  # type: ignore[arg-type]
 
 
 def _keeps(node: fx.Node) -> bool:

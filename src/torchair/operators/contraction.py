@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, broadcast
 from torchair.operators.core import SHORT, Op, TorchKernel, Trait, add_row, call, like
@@ -131,7 +133,83 @@ def _conv_rule(op: Op) -> Fact:
     return Fact(op.dtype("x"), (x[0], channels, *dims))
 
 
+# Where a filter is large and serves few points, laying it out for the library takes longer than the
+# sums: products with the matrix that it is already do without.
+
+UNFOLDED = "_unfolded"
+"""The attribute of a convolution of few points, or of its gradients, that is computed so."""
+_HEAVY = 1 << 20
+_SHARE = 1 << 16
+"""Bytes of a filter, and for each point, from which on products were measured to be faster."""
+
+
+def suits_products(op: Op) -> bool:
+    """Whether a convolution, or its gradients, are such on a CPU, of float32 or bfloat16."""
+    made = op.node.outputs[0] if op.node.type == "Conv2D" else op.node.value_on("out_backprop")
+    kernel, images = _known(op.shape("filter")), _known(made.shape or ())
+    window, width = Window(op), _WIDTHS.get(op.dtype("x"))
+    if width is None or len(kernel) != 4 or len(images) != 4 or not window.even:
+        return False
+    points, size = images[0] * math.prod(images[2:]), math.prod(kernel) * width
+    return window.groups == 1 and points > 0 and size > max(_HEAVY, _SHARE * points)
+
+
+_WIDTHS: dict[int, int] = {DataType.DT_FLOAT: 4, DataType.DT_BF16: 2}
+
+
+def _known(shape: Shape) -> list[int]:
+    """Dims that are known; none where one is not."""
+    known = [d for d in shape if isinstance(d, int)]
+    return known if len(known) == len(shape) else []
+
+
+class _Unfolded:
+    """A convolution and its gradients over a matrix with a row for each point of the result."""
+
+    def __init__(self, op: Op) -> None:
+        self.window = Window(op)
+
+    def takes(self, kernel: torch.Tensor) -> bool:
+        """Whether a filter is a matrix in memory, on a CPU."""
+        return kernel.device.type == "cpu" and kernel.is_contiguous()
+
+    def forward(self, x: Any, kernel: Any, bias: Any, images: Sequence[Any]) -> torch.Tensor:
+        """The result, of these dims."""
+        made = nn.linear(self._rows(x, kernel), kernel.flatten(1), bias)
+        return made.view(images[0], *images[2:], -1).permute(0, 3, 1, 2).contiguous()
+
+    def backward(self, x: Any, kernel: Any, grad: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients of input and filter. What meets in a point is summed up in float32."""
+        points = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
+        of_kernel = torch.mm(points.t(), self._rows(x, kernel)).view(kernel.shape)
+        pieces = torch.mm(points, kernel.flatten(1)).view(grad.shape[0], -1, kernel[0].numel())
+        geometry = kernel.shape[2:], *self._geometry()
+        of_x = aten.col2im(pieces.mT.float(), x.shape[2:], *geometry)
+        return of_x.to(x.dtype), of_kernel
+
+    def _rows(self, x: Any, kernel: Any) -> torch.Tensor:
+        columns = aten.im2col(x, kernel.shape[2:], *self._geometry())
+        return columns.mT.reshape(-1, columns.shape[1])
+
+    def _geometry(self) -> tuple[Any, ...]:
+        return self.window.dilations, self.window.padding(), self.window.strides
+
+
 def _conv_kernel(op: Op) -> TorchKernel:
+    plain = _library_conv(op)
+    if UNFOLDED not in op.node.attrs:
+        return plain
+    images, unfolded = op.node.outputs[0].shape, _Unfolded(op)
+
+    def run(x: Any, kernel: Any, bias: Any, offset: Any) -> torch.Tensor:
+        if not unfolded.takes(kernel):
+            return plain(x, kernel, bias, offset)
+        return unfolded.forward(x, kernel, bias, images)  # type: ignore[arg-type]
+
+    return run
+
+
+def _library_conv(op: Op) -> TorchKernel:
     w = Window(op)
     if w.even:
         arguments = w.arguments()
@@ -183,7 +261,14 @@ def _grad_of_filter(op: Op) -> TorchKernel:
 
 def _gradients(op: Op) -> TorchKernel:
     backward = _backward(op, 0, 1)
-    return lambda x, kernel, grad: backward(grad, x, kernel)[:2]
+    unfolded = _Unfolded(op) if UNFOLDED in op.node.attrs else None
+
+    def run(x: Any, kernel: Any, grad: Any) -> tuple[torch.Tensor, ...]:
+        if unfolded is not None and unfolded.takes(kernel):
+            return unfolded.backward(x, kernel, grad)
+        return backward(grad, x, kernel)[:2]
+
+    return run
 
 
 add_row("ConvGradients", like("x", "filter"), _gradients, IMAGES)

@@ -330,8 +330,11 @@ def but_channels(o: Op, port: str = "x") -> tuple[int, ...]:
 
 
 def _not_plain(o: Op) -> str | None:
-    types = {TYPES.get(o.dtype(p)) for p in ("x", "weight", "running_mean", "running_var")}
-    return None if types in ({"f32"}, {"f64"}) else f"a batch norm of {types}"
+    """Data of 16 bits have parameters and statistics of float32 where autocast made them."""
+    data = TYPES.get(o.dtype("x"))
+    types = {TYPES.get(o.dtype(p)) for p in ("weight", "running_mean", "running_var")}
+    plain = types == {"f64" if data == "f64" else "f32"} and data in FLOATS
+    return None if plain else f"a batch norm of {data} and {types}"
 
 
 def _not_training(o: Op) -> str | None:
@@ -362,13 +365,14 @@ def batch_norm(o: LowerOp) -> list[Lowered]:
     def blended(old: Expr, new: Expr) -> Expr:
         return f.add(f.mul(1 - part, old), f.mul(part, new))
 
-    return [
+    results = (
         y,
         elementwise(blended, o.tensor("running_mean"), middle),
         elementwise(blended, o.tensor("running_var"), variance),
         middle,
         rstd,
-    ]
+    )
+    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate(results)]
 
 
 @native(
@@ -397,4 +401,5 @@ def batch_norm_grad(o: LowerOp) -> list[Lowered]:
         along = elementwise(f.mul, hat, f.divided(weight_grad, n))
         dx = elementwise(f.sub, elementwise(f.sub, dy, f.divided(bias_grad, n)), along)
     dx = elementwise(f.mul, dx, elementwise(f.mul, weight, rstd))
-    return [dx, f.dropped(weight_grad, axes), f.dropped(bias_grad, axes)]
+    results = (dx, f.dropped(weight_grad, axes), f.dropped(bias_grad, axes))
+    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate(results)]

@@ -102,12 +102,15 @@ class Program:
         return runs
 
     def _parts(self, single: bool = False) -> list[StepGroup]:
-        """The steps, consecutive native ones together unless each is wanted `single`."""
+        """The steps, consecutive native ones together unless each is wanted `single`. Views between
+        them come first: they read no memory, and native steps make no tensors."""
         parts: list[StepGroup] = []
         for k, step in enumerate(self.plan.steps):
-            native = step.kind == "native"
-            if native and not single and parts and parts[-1].steps[0].kind == "native":
+            after_native = bool(parts) and parts[-1].steps[0].kind == "native"
+            if after_native and not single and step.kind == "native":
                 parts[-1].steps.append(step)
+            elif after_native and not single and step.kind == "view" and not step.frees:
+                parts.insert(len(parts) - 1, StepGroup([step], k))
             else:
                 parts.append(StepGroup([step], k))
         return parts

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import torch
 
-from torchair.engine.optimize.passes import batch_norms, forms, lists, ordering, random
+from torchair.engine.optimize.passes import batch_norms, forms, lists, numbers, ordering, random
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.engine.optimize.rules import (
     PATTERNS,
@@ -216,6 +216,11 @@ def _rewrites(options: EngineOptions) -> bool:
     return options.level != "O1" and options.numerics != "strict"
 
 
+def _default(options: EngineOptions) -> bool:
+    """Whether what a graph is rewritten into may depend on how many images there are."""
+    return _rewrites(options) and options.numerics == "default"
+
+
 def _lays_out(options: EngineOptions) -> bool:
     return options.native and options.numerics != "strict"
 
@@ -236,11 +241,13 @@ ENGINE_PASSES = (
         "join_convolution_gradients", forms.join_convolution_gradients, _rewrites,
         forms.GRADIENT_PAIRS,
     ),
+    Pass("unfold_convolutions", forms.unfold_convolutions, _default, forms.UNFOLDABLE),
     Pass("fuse_patterns", fuse_patterns, lambda o: o.patterns and _rewrites(o)),
     Pass("apply_rules_again", apply_rules, _rewrites),
     Pass("remove_what_is_left", remove_dead_code, _dead_code),
     Pass("choose_order", ordering.choose_order),
     Pass("lay_out_filters", forms.lay_out_filters, _lays_out, ["Conv2D"]),
+    Pass("forget_numbers", numbers.forget_numbers),
 )  # fmt: skip
 
 SWITCHED = frozenset(p.name for p in (*ENGINE_PASSES, *RULES, *PATTERNS))

@@ -1,6 +1,6 @@
 """Operators in the form that runs fast: gradients of normalisation parameters as sums of their own
-and both gradients of a convolution in one call of torch, filters in the layout that a library
-wants, transposes inside of quantised products."""
+and both gradients of a convolution in one call of torch, convolutions of few points as products,
+filters in the layout that a library wants, transposes inside of quantised products."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torchair.ge.graph import INPUTS, Graph, Node, Value
 from torchair.ge.rewrite import cast, swaps_last_two
 from torchair.ge.shapes import is_static
 from torchair.labels import STREAM_LABEL
+from torchair.operators import Op
+from torchair.operators.contraction import UNFOLDED, suits_products
 
 
 def split_norm_gradients(graph: Graph, state: GraphState) -> None:
@@ -56,6 +58,14 @@ def join_convolution_gradients(graph: Graph, state: GraphState) -> None:
     graph.sort()
 
 
+def unfold_convolutions(graph: Graph, state: GraphState) -> None:
+    """Convolutions of large filters over few points, and their gradients, are products."""
+    for node in graph.nodes:
+        if node.type in UNFOLDABLE and suits_products(Op(node)):
+            node.attrs[UNFOLDED] = attr.Bool(True)
+
+
+UNFOLDABLE = ("Conv2D", "ConvGradients")
 GRADIENT_PAIRS = {f"Conv{d}BackpropInput": f"Conv{d}BackpropFilter" for d in ("2D", "3D")}
 
 
