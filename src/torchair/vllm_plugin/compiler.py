@@ -41,7 +41,7 @@ class TorchairCompiler(CompilerInterface):
 
     def compute_hash(self, vllm_config: Any) -> str:
         """Changes with the versions of what compiles."""
-        return hashlib.sha256(repr(sorted(library_versions().items())).encode()).hexdigest()[:10]
+        return _versions().hex()[:10]
 
     def compile(
         self,
@@ -99,12 +99,15 @@ class WholeGraph(SerializableCallable):
         """The content of a file of ours; SerializationError where no file can hold the graph."""
         if fn._stored is None:
             raise SerializationError("the compiled graph is not kept for the next start")
-        return fn._stored.to_bytes()
+        return _versions() + fn._stored.to_bytes()
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> WholeGraph:
-        """The graph of such a content."""
-        stored = StoredGraph.from_bytes(data)
+        """The graph of such a content; SerializationError where other versions have made it."""
+        known = _versions()
+        if not data.startswith(known):
+            raise SerializationError("the graph was compiled with other versions")
+        stored = StoredGraph.from_bytes(data[len(known) :])
         runner = stored.load()
         return cls(lambda *args: runner.run(args), stored)
 
@@ -115,6 +118,11 @@ class WholeGraph(SerializableCallable):
 def whole_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> WholeGraph:
     """A backend for `torch.compile` with the weights of a model frozen."""
     return WholeGraph(*compile_graph(gm, example_inputs))
+
+
+def _versions() -> bytes:
+    """Changes with what compiles."""
+    return hashlib.sha256(repr(sorted(library_versions().items())).encode()).digest()
 
 
 def compile_graph(
