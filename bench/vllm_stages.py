@@ -1,5 +1,5 @@
-"""Where the seconds of a start of vLLM go: processor time by stage, with empty caches and again with
-what that start has left.
+"""Where the seconds of a start of vLLM go: processor time by stage, with empty caches and again
+with what that start has left.
 
     python bench/vllm_stages.py                                # a Llama of 100M, eager and torchair
     python bench/vllm_stages.py --models qwen3 --backends torchair
@@ -28,6 +28,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
 from vllm_benches import BACKENDS, MODELS, OPTIONS, SIZES, environment, make_model
 
 # A measured process comes through here too: what it does not need is imported in functions.

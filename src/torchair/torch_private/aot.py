@@ -70,10 +70,10 @@ class NotAsOutlined(RuntimeError):
 
 @contextmanager
 def outlined(results: Sequence[Any]) -> Iterator[None]:
-    """AOTAutograd runs a graph twice: to see what it does to its arguments, and to trace it. Inside,
-    the first run is of a function that gives new tensors like `results`. A graph that writes into
-    an argument, or whose results share memory with one or with each other, is then found by the
-    second: NotAsOutlined."""
+    """AOTAutograd runs a graph twice: to see what it does to its arguments, and to trace it.
+    Inside, the first run is of a function that gives new tensors like `results`. A graph that
+    writes into an argument, or whose results share memory with one or with each other, is then
+    found by the second: NotAsOutlined."""
     import torch
 
     capturing = NAMES.find("aot_autograd")
@@ -114,7 +114,7 @@ def _check_outline(args: Sequence[Any], results: Sequence[Any]) -> None:
     import torch
 
     storage, is_written, is_moved = map(NAMES.find, ("StorageWeakRef", "is_written", "is_moved"))
-    given = [x for x in args if isinstance(x, torch.Tensor)]
+    given: list[Any] = [x for x in args if isinstance(x, torch.Tensor)]
     made = [x for x in results if isinstance(x, torch.Tensor)]
     if any(is_written(x.elem) or is_moved(x.elem) for x in given):
         raise NotAsOutlined("it writes into an argument")

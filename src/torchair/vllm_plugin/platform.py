@@ -77,14 +77,15 @@ class TorchairCpuPlatform(CpuPlatform):
         config.ir_enable_torch_wrap = False
         # Kernels lie beside what else vLLM keeps, so that one folder holds all of a warm start.
         os.environ.setdefault("TORCHAIR_CACHE_DIR", str(Path(envs.VLLM_CACHE_ROOT) / "torchair"))
+        # That artefact is a pickle of inductor's results, named after inductor's and Triton's
+        # sources; ours are files of their own.
+        os.environ.setdefault("VLLM_USE_MEGA_AOT_ARTIFACT", "0")
         if wanted != CompilationMode.VLLM_COMPILE or not _in_parts(config):
             config.backend = WHOLE_GRAPH
             return
         config.mode, config.backend = wanted, COMPILER
         if config.splitting_ops is None:
             config.splitting_ops = []
-        # That artefact is a pickle of inductor's results; ours are files of their own.
-        os.environ.setdefault("VLLM_USE_MEGA_AOT_ARTIFACT", "0")
 
 
 def _in_parts(config: Any) -> bool:

@@ -28,7 +28,9 @@ class TorchairCpuWorker(CPUWorker):
     def determine_available_memory(self) -> int:
         gc.freeze()  # vLLM has just collected
         with no_garbage_collection():
-            return self._available_memory()
+            found = self._available_memory()
+        gc.freeze()  # and again
+        return found
 
     def _available_memory(self) -> int:
         runner, most = self.model_runner, self.model_runner.max_num_tokens
