@@ -86,6 +86,8 @@ class TorchairCpuPlatform(CpuPlatform):
         config.mode, config.backend = wanted, COMPILER
         if config.splitting_ops is None:
             config.splitting_ops = []
+        if config.compile_sizes is None:  # vLLM counts on a list; one graph serves all sizes
+            config.compile_sizes = []
 
 
 def _in_parts(config: Any) -> bool:
