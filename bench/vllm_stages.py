@@ -33,7 +33,8 @@ from vllm_benches import BACKENDS, MODELS, OPTIONS, SIZES, environment, make_mod
 
 # A measured process comes through here too: what it does not need is imported in functions.
 
-CLASS, IMPORTS, GARBAGE = "another process that imports the model's class", "imports", "garbage"
+OTHERS = "other processes: the model's class, compilers"
+IMPORTS, GARBAGE = "imports", "garbage"
 STAGES: dict[str, tuple[tuple[str, str], ...]] = {
     IMPORTS: (("importlib._bootstrap>", "_find_and_load"),),
     "LLVM": (("codegen/cpu/jit.py", "add"),),
@@ -41,7 +42,7 @@ STAGES: dict[str, tuple[tuple[str, str], ...]] = {
     "plan and text of kernels": (("engine/compile.py", "_program"),),
     "our passes": (("torchair/pipeline.py", "__call__"), ("concrete/ge.py", "compile")),
     "AOTAutograd": (("_functorch/aot_autograd.py", "aot_module_simplified"),),
-    "inductor": (("_inductor/compile_fx.py", "compile_fx"),),
+    "inductor": (("_inductor/compile_fx.py", "_compile_fx_inner"),),
     "files written": (("compilation/decorators.py", "save_aot_compiled_function"),),
     "files read": (("compilation/decorators.py", "_try_load_aot_compiled_fn"),),
     "Dynamo": (("_dynamo/convert_frame.py", "fullgraph_capture"),),
@@ -120,7 +121,7 @@ def start(model: str, options: dict[str, Any]) -> dict[str, float]:
     passed = time.perf_counter() - begun
     del llm  # ending takes time as well
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = {CLASS: used.ru_utime + used.ru_stime, **samples.seconds}
+    found = {OTHERS: used.ru_utime + used.ru_stime, **samples.seconds}
     return found | {"total": sum(found.values()), "on the clock": passed}
 
 
@@ -146,7 +147,7 @@ def measure(model: Path, backends: list[str]) -> Table:
     table.add_column("stage")
     for name in columns:
         table.add_column(name, justify="right")
-    for stage in (CLASS, *STAGES, GARBAGE, REST, "total", "on the clock"):
+    for stage in (OTHERS, *STAGES, GARBAGE, REST, "total", "on the clock"):
         figures = [c.get(stage, 0.0) for c in columns.values()]
         if max(figures) >= 0.05:
             table.add_row(stage, *(f"{s:.1f}" if s >= 0.05 else "" for s in figures))
