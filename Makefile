@@ -158,6 +158,8 @@ vllm:  ## vLLM on the CPU in $(VLLM): the plug-in's tests, then vLLM's benches a
 	$(VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pytest tests/model/test_vllm.py tests/model/test_vllm_quantised.py tests/graph/test_foreign_arguments.py
 	$(VLLM)/bin/python bench/vllm_benches.py
+	@echo "== where the seconds of a start go"
+	$(VLLM)/bin/python bench/vllm_stages.py
 
 golden: setup  ## graphs of 45 models against those that the original prints, on the CPU and on the emulated npu
 	$(PY) tests/tools/golden_models.py

@@ -136,6 +136,7 @@ _OF_OTHERS = {
     "_get_layer_params",
     "_get_weight_params",
     "_k_scale_float",
+    "_run_in_subprocess",
     "_v_scale_float",  # vLLM
 }
 

@@ -110,6 +110,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.vllm_plugin", "torchair.vllm_plugin.linear"): "needs vLLM, which calls the function",
     ("torchair.vllm_plugin", "torchair.vllm_plugin.head"): "the same",
     ("torchair.vllm_plugin", "torchair.vllm_plugin.quantised"): "the same",
+    ("torchair.vllm_plugin", "torchair.vllm_plugin.inspection"): "the same",
     ("torchair", "torchair.reporting.recorder"): "for graphs that are reported on",
     ("torchair.codegen.cpu.target", "torchair.codegen.cpu.generators"): "no text, no generators",
     ("torchair.deploy.cached", "torchair.deploy.storing"): "loads the engine, to write a file",

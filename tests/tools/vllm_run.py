@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from typing import Any
 
@@ -25,6 +26,7 @@ def main(model: str, options: dict[str, object]) -> None:
     from vllm.platforms import current_platform
 
     _take_float32()
+    processes = _watched()
     llm = LLM(
         model,
         skip_tokenizer_init=True,
@@ -52,6 +54,7 @@ def main(model: str, options: dict[str, object]) -> None:
                 "graphs": counters["torchair"]["dynamic"] + counters["torchair"]["static"],
                 "dynamo": counters["stats"]["unique_graphs"],
                 "loaded": compilation_counter.num_aot_artifacts_loaded,
+                "inspections": sum("vllm.model_executor.models.registry" in p for p in processes),
                 "pieces": compilation_counter.num_backend_compilations,
                 "linear": sorted({_name(m.cpu_linear) for m in layers}),
                 "quantised": sorted(
@@ -75,6 +78,19 @@ def _kernel(layer: Any) -> Any:
     """What vLLM has chosen for a quantised linear layer."""
     method = getattr(layer, "scheme", None) or getattr(layer, "quant_method", None)
     return getattr(method, "kernel", None)
+
+
+def _watched() -> list[list[str]]:
+    """The commands that `subprocess.run` is called with from now on."""
+    commands: list[list[str]] = []
+    run = subprocess.run
+
+    def watched(command: Any, *more: Any, **options: Any) -> Any:
+        commands.append([command] if isinstance(command, str) else [str(p) for p in command])
+        return run(command, *more, **options)
+
+    subprocess.run = watched  # type: ignore[assignment]
+    return commands
 
 
 def _take_float32() -> None:

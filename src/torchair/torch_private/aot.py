@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 from torchair.torch_private.table import Names, feature, required
 
@@ -31,6 +32,10 @@ NAMES = Names(
             "torch._functorch._aot_autograd.autograd_cache:BypassAOTAutogradCache",
             "AOTAutograd's cache",
         ),
+        "aot_autograd": feature("torch._functorch.aot_autograd", "vLLM"),
+        "is_written": feature("torch:_functionalize_has_data_mutation", "vLLM"),
+        "is_moved": feature("torch:_functionalize_has_metadata_mutation", "vLLM"),
+        "StorageWeakRef": feature("torch.multiprocessing.reductions:StorageWeakRef", "vLLM"),
         "OutputType": feature("torch._functorch._aot_autograd.schemas:OutputType", "vLLM"),
         "TracingContext": required(
             "torch._guards:TracingContext", "which arguments are parameters"
@@ -57,6 +62,65 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+class NotAsOutlined(RuntimeError):
+    """A graph does something to its arguments that its outline did not."""
+
+
+@contextmanager
+def outlined(results: Sequence[Any]) -> Iterator[None]:
+    """AOTAutograd runs a graph twice: to see what it does to its arguments, and to trace it.
+    Inside, the first run is of a function that gives new tensors like `results`. A graph that
+    writes into an argument, or whose results share memory with one or with each other, is then
+    found by the second: NotAsOutlined."""
+    import torch
+
+    capturing = NAMES.find("aot_autograd")
+    collect = capturing.run_functionalized_fw_and_collect_metadata
+    capture = capturing.aot_stage1_graph_capture
+
+    def outline(*_: Any) -> list[Any]:
+        return [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+            if isinstance(x, torch.Tensor)
+            else x
+            for x in results
+        ]
+
+    def collected(_: Callable[..., Any], **options: Any) -> Any:
+        return collect(outline, **options)
+
+    def captured(state: Any, run: Callable[..., Any]) -> Any:
+        @wraps(run)
+        def checked(*args: Any) -> Any:
+            made = run(*args)
+            _check_outline(args, made)
+            return made
+
+        return capture(state, checked)
+
+    capturing.run_functionalized_fw_and_collect_metadata = collected
+    capturing.aot_stage1_graph_capture = captured
+    try:
+        yield
+    finally:
+        capturing.run_functionalized_fw_and_collect_metadata = collect
+        capturing.aot_stage1_graph_capture = capture
+
+
+def _check_outline(args: Sequence[Any], results: Sequence[Any]) -> None:
+    """Both as functional tensors, after the run."""
+    import torch
+
+    storage, is_written, is_moved = map(NAMES.find, ("StorageWeakRef", "is_written", "is_moved"))
+    given: list[Any] = [x for x in args if isinstance(x, torch.Tensor)]
+    made = [x for x in results if isinstance(x, torch.Tensor)]
+    if any(is_written(x.elem) or is_moved(x.elem) for x in given):
+        raise NotAsOutlined("it writes into an argument")
+    places = [storage(x.untyped_storage()) for x in made]
+    if len(set(places)) < len(places) or {storage(x.untyped_storage()) for x in given} & {*places}:
+        raise NotAsOutlined("its results share memory")
 
 
 __getattr__ = NAMES.find

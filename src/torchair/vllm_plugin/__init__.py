@@ -30,6 +30,7 @@ def register() -> None:
         {
             "vllm.model_executor.kernels.linear": _offer_kernels,
             "vllm.model_executor.layers.vocab_parallel_embedding": _compile_logits,
+            "vllm.model_executor.models.registry": _inspect_here,
         }
     )
 
@@ -46,3 +47,10 @@ def _compile_logits(layers: ModuleType) -> None:
     from torchair.vllm_plugin.head import compile_logits
 
     compile_logits(layers)
+
+
+def _inspect_here(registry: ModuleType) -> None:
+    """Import a model's class once, in this process."""
+    from torchair.vllm_plugin.inspection import inspect_here
+
+    inspect_here(registry)

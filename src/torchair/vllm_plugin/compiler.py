@@ -19,7 +19,13 @@ from torchair.errors import SerializationError
 from torchair.log import logger
 from torchair.runner import GmRunner
 from torchair.store import atomic_write, private_dir
-from torchair.torch_private.aot import OutputType, TracingContext, functorch_config
+from torchair.torch_private.aot import (
+    NotAsOutlined,
+    OutputType,
+    TracingContext,
+    functorch_config,
+    outlined,
+)
 from torchair.torch_private.dynamo import SerializableCallable
 from torchair.vllm_plugin.attention import call_compiled_functions
 
@@ -41,7 +47,7 @@ class TorchairCompiler(CompilerInterface):
 
     def compute_hash(self, vllm_config: Any) -> str:
         """Changes with the versions of what compiles."""
-        return hashlib.sha256(repr(sorted(library_versions().items())).encode()).hexdigest()[:10]
+        return _versions().hex()[:10]
 
     def compile(
         self,
@@ -99,12 +105,15 @@ class WholeGraph(SerializableCallable):
         """The content of a file of ours; SerializationError where no file can hold the graph."""
         if fn._stored is None:
             raise SerializationError("the compiled graph is not kept for the next start")
-        return fn._stored.to_bytes()
+        return _versions() + fn._stored.to_bytes()
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> WholeGraph:
-        """The graph of such a content."""
-        stored = StoredGraph.from_bytes(data)
+        """The graph of such a content; SerializationError where other versions have made it."""
+        known = _versions()
+        if not data.startswith(known):
+            raise SerializationError("the graph was compiled with other versions")
+        stored = StoredGraph.from_bytes(data[len(known) :])
         runner = stored.load()
         return cls(lambda *args: runner.run(args), stored)
 
@@ -115,6 +124,11 @@ class WholeGraph(SerializableCallable):
 def whole_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> WholeGraph:
     """A backend for `torch.compile` with the weights of a model frozen."""
     return WholeGraph(*compile_graph(gm, example_inputs))
+
+
+def _versions() -> bytes:
+    """Changes with what compiles."""
+    return hashlib.sha256(repr(sorted(library_versions().items())).encode()).digest()
 
 
 def compile_graph(
@@ -132,9 +146,35 @@ def compile_graph(
         return runner
 
     static = frozenset(i for i, x in enumerate(example_inputs) if _is_weight(x))
+
+    def traced() -> Callable[..., Any]:
+        return compile_with_aot(graph, example_inputs, _config(), {}, finish=keep, static=static)
+
     with functorch_config.patch(force_autograd_cache=False):  # vLLM keeps our file instead
-        made = compile_with_aot(graph, example_inputs, _config(), {}, finish=keep, static=static)
+        made = _traced_once(graph, traced)
+        if made is None:
+            stored.clear()
+            made = traced()
     return _returning(made, graph), stored[0] if len(stored) == 1 else None
+
+
+def _traced_once(
+    graph: fx.GraphModule, traced: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any] | None:
+    """What a graph is compiled to if it only computes new tensors, as those of models do; None for
+    another, which AOTAutograd must look at before it is traced."""
+    results = graph.graph.output_node().args[0]
+    nodes = results if isinstance(results, (tuple, list)) else [results]
+    values = [n.meta.get("example_value") if isinstance(n, fx.Node) else n for n in nodes]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if len(tensors) < len(values) or any(t.requires_grad for t in tensors):
+        return None
+    try:
+        with outlined(tensors):
+            return traced()
+    except NotAsOutlined as e:
+        logger.info("AOTAutograd looks at the graph first: %s", e)
+        return None
 
 
 def _config() -> CompilerConfig:

@@ -31,8 +31,9 @@ def is_ours(vllm_config: Any) -> bool:
 class TorchairCpuPlatform(CpuPlatform):
     """vLLM's CPU platform; models are compiled by torchair unless a backend is named.
 
-    Mode 3 (vLLM's default) stays mode 3, with the whole graph as one piece unless `splitting_ops`
-    are given: vLLM then keeps what Dynamo traced, and a second start loads it.
+    Mode 3 (vLLM's default) becomes mode 2, as vLLM does on CPUs: one graph for all sizes, of which
+    a file of ours is all that a second start needs. It stays mode 3, which keeps what Dynamo traced
+    as well, where pieces or sizes are asked for.
     """
 
     @classmethod
@@ -73,17 +74,22 @@ class TorchairCpuPlatform(CpuPlatform):
         super().check_and_update_config(vllm_config)
         if not ours or config.mode == CompilationMode.NONE:  # LoRA switches compilation off
             return
-        config.mode = wanted
         config.ir_enable_torch_wrap = False
         # Kernels lie beside what else vLLM keeps, so that one folder holds all of a warm start.
         os.environ.setdefault("TORCHAIR_CACHE_DIR", str(Path(envs.VLLM_CACHE_ROOT) / "torchair"))
-        if wanted != CompilationMode.VLLM_COMPILE:
+        # That artefact is a pickle of inductor's results, named after inductor's and Triton's
+        # sources; ours are files of their own.
+        os.environ.setdefault("VLLM_USE_MEGA_AOT_ARTIFACT", "0")
+        if wanted != CompilationMode.VLLM_COMPILE or not _in_parts(config):
             config.backend = WHOLE_GRAPH
             return
-        config.backend = COMPILER
+        config.mode, config.backend = wanted, COMPILER
         if config.splitting_ops is None:
             config.splitting_ops = []
         if config.compile_sizes is None:  # vLLM counts on a list; one graph serves all sizes
             config.compile_sizes = []
-        # That artefact is a pickle of inductor's results; ours are files of their own.
-        os.environ.setdefault("VLLM_USE_MEGA_AOT_ARTIFACT", "0")
+
+
+def _in_parts(config: Any) -> bool:
+    """Whether a graph is to be split, or compiled again for some sizes."""
+    return bool(config.splitting_ops or config.compile_sizes)
