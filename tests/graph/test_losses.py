@@ -121,7 +121,7 @@ def test_short_predictions(dtype: torch.dtype) -> None:
     assert traced.rewritten
     assert [t.dtype for t in traced.kept if tuple(t.shape) == (64, 300)] == [dtype]
     assert_close(got[:2], wanted[:2], truth[:2])
-    assert (got[0] != wanted[0]).float().mean() < 0.05
+    assert (got[0] != wanted[0]).float().mean() < 0.1
 
 
 def test_no_classes() -> None:
