@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
+from tolerance import assert_close
 from torchair.fx.losses import keep_less_of_cross_entropy
 from torchair.fx.tracing import partition
 
@@ -102,6 +103,33 @@ def test_predictions_are_kept_in_their_type() -> None:
     gradients(traced.call, *operands(torch.bfloat16, -100))
     wide = [t for t in traced.kept if tuple(t.shape) == (ROWS, CLASSES)]
     assert [t.dtype for t in wide] == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_predictions(dtype: torch.dtype) -> None:
+    """They are what is kept; what follows from them is computed in float32 and rounded once."""
+
+    def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(4 * x + w, target, reduction="none")
+
+    torch.manual_seed(0)
+    x, w = torch.randn(64, 300, dtype=dtype), torch.randn(300, dtype=dtype)
+    given = x.requires_grad_(), w.requires_grad_(), torch.randint(0, 300, (64,))
+    traced = Traced(loss)
+    wanted, got = gradients(loss, *given), gradients(traced.call, *given)
+    truth = gradients(loss, *(t.detach().double().requires_grad_() for t in given[:2]), given[2])
+    assert traced.rewritten
+    assert [t.dtype for t in traced.kept if tuple(t.shape) == (64, 300)] == [dtype]
+    assert_close(got[:2], wanted[:2], truth[:2])
+    assert (got[0] != wanted[0]).float().mean() < 0.1
+
+
+def test_no_classes() -> None:
+    def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(x + w, target, reduction="sum")
+
+    given = torch.zeros(3, 0, requires_grad=True), torch.zeros(0, requires_grad=True)
+    assert gradients(Traced(loss).call, *given, torch.full((3,), -100))[0].item() == 0.0
 
 
 @pytest.mark.parametrize(

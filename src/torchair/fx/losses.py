@@ -30,7 +30,9 @@ def _loss_of(node: fx.Node) -> tuple[fx.Node, fx.Node, list[tuple[fx.Node, fx.No
     """A logarithm of softmax, its loss, and gradients of the loss with those of the softmax; None
     where something else reads it."""
     value, (_, dim, half) = node.meta["val"], node.args
-    if value.dim() != 2 or dim not in (1, -1) or half or not isinstance(value.shape[1], int):
+    if value.dim() != 2 or dim not in (1, -1) or half:
+        return None
+    if not isinstance(value.shape[1], int) or value.shape[1] == 0:
         return None
     same, losses, gradients, pairs = {node}, [], [], []
     for reader in (todo := list(node.users)):
@@ -92,6 +94,8 @@ class _Builder:
 def _rewrite(node: fx.Node, loss: fx.Node, pairs: list[tuple[fx.Node, fx.Node]]) -> bool:
     x = node.args[0]
     assert isinstance(x, fx.Node)
+    if _narrow(x):  # the softmax rounds what it gives, and nothing in between
+        x = _Builder(node)(aten._to_copy.default, x, dtype=torch.float32)
     largest, total = _row_numbers(_Builder(node), x)
     _at_targets(_Builder(loss), loss, x, largest, total)
     for gradient, result in pairs:
@@ -121,6 +125,8 @@ def _at_targets(
     if source is not x:
         found = make(aten._to_copy.default, found, dtype=x.meta["val"].dtype)
     known = make(aten.sub.Tensor, make(aten.sub.Tensor, found, largest), total)
+    if known.meta["val"].dtype is not loss.meta["val"][0].dtype:
+        known = make(aten._to_copy.default, known, dtype=loss.meta["val"][0].dtype)
     first = make(aten.mul.Tensor, make(aten.sub.Tensor, one, 1), -_IGNORED)
     made = make(aten.nll_loss_forward.default, known, first, None, reduction, _IGNORED)
     loss.replace_all_uses_with(made)
