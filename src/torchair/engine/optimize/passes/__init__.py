@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import torch
 
-from torchair.engine.optimize.passes import batch_norms, forms, lists, numbers, ordering, random
+from torchair.engine.optimize.passes import batch_norms, forms, lists, ordering, random
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.engine.optimize.rules import (
     PATTERNS,
@@ -247,7 +247,7 @@ ENGINE_PASSES = (
     Pass("remove_what_is_left", remove_dead_code, _dead_code),
     Pass("choose_order", ordering.choose_order),
     Pass("lay_out_filters", forms.lay_out_filters, _lays_out, ["Conv2D"]),
-    Pass("forget_numbers", numbers.forget_numbers),
+    Pass("forget_numbers", ordering.forget_numbers),
 )  # fmt: skip
 
 SWITCHED = frozenset(p.name for p in (*ENGINE_PASSES, *RULES, *PATTERNS))

@@ -16,11 +16,11 @@ from torchair.ge.build import Data
 from torchair.ge.dtypes import DataType, ExecutorType, Placement
 from torchair.ge.graph import INPUTS, Graph, Node, Value, needed_by, topological
 from torchair.ge.prototypes import TORCH_CALLS
-from torchair.ge.shapes import free_symbols
+from torchair.ge.shapes import Sym, free_symbols, symbol
 from torchair.ge.signature import InputSource
 from torchair.labels import STREAM_LABEL
 from torchair.operators import Trait, has_trait
-from torchair.operators.core import SIDE_EFFECTS
+from torchair.operators.core import SIDE_EFFECTS, steering_nodes
 from torchair.operators.generic import is_collective
 from torchair.operators.purity import draws, is_foreign
 
@@ -370,3 +370,25 @@ def _reads_from(node: Node, before: Node, position: dict[Node, int]) -> bool:
                 seen.add(source)
                 stack.append(source)
     return False
+
+
+def forget_numbers(graph: Graph, state: GraphState) -> None:
+    """Integers without dims that are arguments may be sizes. Those that no size follows from are
+    data, such as the batches that a batch norm has seen: kernels compute with them, where all
+    arguments are on the CPU."""
+    given = [node.outputs[0] for node in graph.data]
+    if any(v.device_type != "CPU" for v in given):
+        return
+    steering = steering_nodes(graph)
+    data = {
+        v.content.expr
+        for v in given
+        if v.node not in steering and v.uses and v.content == symbol(v.node.name)
+    }
+    shapes = (d for n in graph.nodes for v in n.outputs for d in v.shape or ())
+    in_dims = {s for d in shapes if isinstance(d, Sym) for s in d.expr.free_symbols}
+    data -= in_dims
+    for node in graph.nodes:
+        for value in node.outputs:
+            if isinstance(value.content, Sym) and value.content.expr.free_symbols & data:
+                value.content = None
