@@ -57,7 +57,7 @@ _HEAVY = 1 << 20
 channels last gain, unless there are many points."""
 _POINTS = 1024
 
-_Wish = Literal["last", "first", "product", "any"]
+_Preference = Literal["last", "first", "product", "any"]
 """What is best for a convolution and its gradient: channels last, channels first, a matrix product
 over channels last, or nothing that was measured: it takes what comes."""
 _Form = Literal["last", "first", "traced"]
@@ -69,7 +69,7 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
     nodes = [n for n in joint.graph.nodes if n.target is aten.convolution.default]
     if not nodes:
         return
-    counts = Counter(map(_wish, nodes))
+    counts = Counter(map(_preferred, nodes))
     first = any(n.target in _FIRST for n in joint.graph.nodes)
     reason = "group norms want channels first" if first else _declines(nodes)
     if reason is None:
@@ -85,7 +85,7 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
     widen(joint.graph.find_nodes(op="call_function", target=aten.convolution_backward.default))
     if reason is not None:
         logger.info("convolutions of a training graph keep their layout: %s", reason)
-    found = ", ".join(f"{count} {wish}" for wish, count in sorted(counts.items()))
+    found = ", ".join(f"{count} {preferred}" for preferred, count in sorted(counts.items()))
     debug_print(3, f"torchair layouts of convolutions in training: {reason or found}")
 
 
@@ -99,15 +99,15 @@ def _declines(nodes: Iterable[fx.Node]) -> str | None:
         if x.device.type not in _TYPES:
             return f"nothing was measured on {x.device.type}"
         work = math.prod(kernel.shape) * math.prod(made.shape[2:]) * made.shape[0]
-        wish = _wish(node)
-        if wish == "any":
+        preferred = _preferred(node)
+        if preferred == "any":
             others += work
-        elif wish != "first" and not (x.device.type == "cpu" and _is_depthwise(node)):
+        elif preferred != "first" and not (x.device.type == "cpu" and _is_depthwise(node)):
             gains += work  # a depthwise one alone is not worth the copies
     return None if gains > others else "most of the work is none that channels last make faster"
 
 
-def _wish(node: fx.Node) -> _Wish:
+def _preferred(node: fx.Node) -> _Preference:
     """What suits a convolution, or its gradient: on a CPU channels last for several images, but for
     heavy filters; on a GPU dense or depthwise ones on the units for matrices."""
     count, transposed, groups = _CONVOLUTIONS[node.target]  # type: ignore[index]
@@ -154,8 +154,8 @@ class _Layout:
         if node.op in ("placeholder", "get_attr"):
             return
         changed = [n for n in node.all_input_nodes if n in self.found]
-        images, wish = _images(node)
-        form: _Form = "first" if wish == "first" else "last"
+        images, preferred = _images(node)
+        form: _Form = "first" if preferred == "first" else "last"
         copied = {n: form for n in images if not self._has(n, form)}
         if node.op == "output" or not _keeps(node):
             copied |= {n: "traced" for n in changed if n not in images}
@@ -239,12 +239,12 @@ def _copied(reader: fx.Node, source: fx.Node, form: _Form, value: Any) -> fx.Nod
     return node
 
 
-def _images(node: fx.Node) -> tuple[list[fx.Node], _Wish]:
-    """What a convolution, or its gradient, reads in the layout that it wishes for, and which."""
-    if node.target not in _CONVOLUTIONS or (wish := _wish(node)) == "any":
+def _images(node: fx.Node) -> tuple[list[fx.Node], _Preference]:
+    """What a convolution, or its gradient, reads in the layout that it prefers, and which."""
+    if node.target not in _CONVOLUTIONS or (preferred := _preferred(node)) == "any":
         return [], "any"
     count = _CONVOLUTIONS[node.target][0]
-    return list(node.args[: count - (wish == "product")]), wish  # type: ignore[arg-type]
+    return list(node.args[: count - (preferred == "product")]), preferred  # type: ignore[arg-type]
 
 
 def _keeps(node: fx.Node) -> bool:
