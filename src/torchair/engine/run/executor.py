@@ -26,6 +26,7 @@ from torchair.codegen.program import (
 )
 from torchair.codegen.streams import DeviceStreams
 from torchair.engine.plan.records import OutputSpec, Plan, Step, extent
+from torchair.engine.run.lives import Consumed
 from torchair.engine.run.memory import (
     ARENA,
     PlaceMemory,
@@ -94,6 +95,7 @@ class Program:
         runs: list[RunStep] = []
         tell = debug_level() >= 5
         parts = [[p] for p in self._parts(tell)] if tell else forks(self._parts(), self.plan)
+        self._groups = [[step for part in group for step in part.steps] for group in parts]
         memory = Memory(self.plan, self.arena.data_ptr(), self._scratch)
         for group in parts:
             self._positions.append(group[0].first)
@@ -140,6 +142,8 @@ class Program:
         """Outputs for one set of inputs."""
         registers = self._registers
         registers[: self.plan.inputs] = inputs
+        if isinstance(inputs, Consumed):
+            inputs.clear()
         for slot, make in self._fresh:
             registers[slot] = make()
         for slot, source, dims in self._tied:
