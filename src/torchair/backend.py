@@ -167,7 +167,7 @@ def compile_with_aot(
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
-    call = quickened(made, inference, len(example_inputs))
+    call = quickened(made, inference, len(example_inputs), partial(spoken_by, speaker))
     if outside is not None and finish is None:
         call = outside.around(call)
     if not config.experimental_config.aot_config_enable_joint_graph:
