@@ -218,7 +218,7 @@ def opaque(compiler: Callable[..., Any]) -> Callable[..., Any]:
 def boxed(runner: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """A callable over one list of arguments, the convention AOTAutograd is fastest with. It may
     take them out of the list."""
-    from torchair.engine.run.lives import Consumed
+    from torchair.engine.run.consumed import Consumed
 
     run, consumes = getattr(runner, "run", None), getattr(runner, "consumes", False)
 

@@ -19,7 +19,7 @@ from torchair.engine.plan.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.executor import Program, RunStep
 from torchair.engine.run.frozen import FrozenTensors
-from torchair.engine.run.lives import Consumed
+from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.memory import PlaceMemory
 from torchair.engine.run.native import DirectProgram
 from torchair.engine.session import TorchNpuGraph

@@ -16,7 +16,7 @@ import torch
 
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.executor import Program
-from torchair.engine.run.lives import Lives, between, slots_of
+from torchair.engine.run.consumed import Lives, between, slots_of
 from torchair.engine.run.memory import ARENA, PlaceMemory
 from torchair.flags import poisoning
 from torchair.torch_private import cuda

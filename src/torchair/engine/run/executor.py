@@ -26,7 +26,7 @@ from torchair.codegen.program import (
 )
 from torchair.codegen.streams import DeviceStreams
 from torchair.engine.plan.records import OutputSpec, Plan, Step, extent
-from torchair.engine.run.lives import Consumed
+from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.memory import (
     ARENA,
     PlaceMemory,
