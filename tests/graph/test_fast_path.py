@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torchair
 from like_eager import assert_same as same
@@ -336,3 +337,18 @@ def test_without_guards_on_the_model_another_kind_of_parameter_is_an_error(calls
     model.weight = nn.Parameter(other)
     with pytest.raises(InputError, match="a parameter is not what it was"):
         compiled(torch.randn(4, 6))
+
+
+def test_results_made_of_other_tensors_are_still_made_of_them(paths):
+    def run(x):
+        return TwoTensor(x * 2, x + 1)
+
+    x = torch.randn(3)
+    with torch.no_grad():
+        for fast in (torch.compile(run, backend="torchair"), torchair.compile(run)):
+            for _ in range(6):
+                made = fast(x)
+                assert type(made) is TwoTensor
+                same(made.a, x * 2)
+                same(made.b, x + 1)
+    assert not paths
