@@ -508,6 +508,49 @@ def test_threads_share_a_compiled_model():
     assert not wrong
 
 
+def test_a_model_is_traced_while_others_call_it():
+    class Coder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+
+        def encode(self, x):
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+            return x
+
+        def decode(self, x):
+            for layer in self.layers:
+                x = torch.sigmoid(layer(x))
+            return x
+
+    model, x = Coder().requires_grad_(False), torch.randn(4, 8)
+    wanted, found, wrong, ready = model.encode(x), model.decode(x), [], threading.Event()
+
+    def work(encode, ends):
+        try:
+            while not ends.is_set():
+                assert_same(encode(x), wanted)
+                ready.set()
+        except Exception as e:
+            wrong.append(e)
+            ready.set()
+
+    for _ in range(5):
+        ends, encode = threading.Event(), torchair.compile(model.encode)
+        encode(x)
+        thread = threading.Thread(target=work, args=(encode, ends))
+        thread.start()
+        ready.wait()
+        try:
+            assert_same(torchair.compile(model.decode)(x), found)
+        finally:
+            ends.set()
+            thread.join()
+        assert not wrong
+        assert {type(p) for p in model.parameters()} == {nn.Parameter}
+
+
 def test_modes_that_capture_and_other_doors():
     model, x = Net(), torch.randn(4, 6)
     with pytest.warns(DeprecationWarning, match="reduce-overhead"):

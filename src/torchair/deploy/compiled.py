@@ -261,6 +261,9 @@ def dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
 OnMismatch = Literal["error", "recompile"]
 
 _VERSIONS = 64  # that one compiled model may have
+_models = RLock()
+"""Held by a thread that looks at a model: while one is traced, tensors without memory are in the
+place of its parameters, which others may have too."""
 
 
 @overload
@@ -387,7 +390,7 @@ class CompiledModel:
         self.versions: list[Version] = []
         self._config, self._dynamic, self._decompositions = config, dynamic, decompositions
         self._on_mismatch = on_mismatch
-        self._lock = RLock()
+        self._lock = _models
         self.most = _VERSIONS
         self._quick: Callable[..., Any] = self._slowly
 
@@ -406,9 +409,10 @@ class CompiledModel:
     def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         """Compile for calls like this one."""
         shape = shape_of(self.model, args, kwargs)
-        traced, refs = self.trace(shape)
-        made = Version(roots_of(self.model), shape, traced, refs)
-        self.versions.insert(0, made)
+        with self._lock:
+            traced, refs = self.trace(shape)
+            made = Version(roots_of(self.model), shape, traced, refs)
+            self.versions.insert(0, made)
         return made
 
     def trace(self, shape: CallShape) -> tuple[Traced, list[list[TensorRef]]]:
@@ -445,7 +449,8 @@ class CompiledModel:
             return self._eagerly(shared, args, kwargs)
         result = version.run(flat)
         if not kwargs:
-            self._quick = version.quick(flat, self._slowly, self._quick) or self._quick
+            with self._lock:
+                self._quick = version.quick(flat, self._slowly, self._quick) or self._quick
         return result
 
     def _eagerly(self, reason: SharedMemory, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
