@@ -508,6 +508,25 @@ def test_threads_share_a_compiled_model():
     assert not wrong
 
 
+@pytest.mark.parametrize("first", [None, torch.bfloat16])
+def test_autocast_is_what_it_is_in_the_call(first):
+    model, x = nn.Linear(6, 3), torch.randn(4, 6)
+
+    def cast(dtype):
+        return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None)
+
+    with torch.no_grad():
+        fast = torchair.compile(model)
+        for dtype in (first, torch.bfloat16, None, torch.float16, torch.bfloat16, None):
+            with cast(dtype):
+                for _ in range(5):
+                    assert fast(x).dtype is model(x).dtype
+        with cast(first):
+            strict = torchair.compile(model, x)
+        with cast(None if first else torch.bfloat16), pytest.raises(InputError, match="autocast"):
+            strict(x)
+
+
 def test_a_model_is_traced_while_others_call_it():
     class Coder(nn.Module):
         def __init__(self):

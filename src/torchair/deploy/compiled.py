@@ -31,7 +31,7 @@ from torchair.engine.run.native import DirectProgram, GuardedEntry
 from torchair.errors import GraphError, InputError
 from torchair.locks import RLock
 from torchair.log import warn_once
-from torchair.torch_private.dispatch import set_grad_enabled
+from torchair.torch_private.dispatch import is_any_autocast_enabled, set_grad_enabled
 from torchair.torch_private.profiler import is_profiling
 from torchair.trace import start_debug_log
 
@@ -51,6 +51,14 @@ _PATIENCE = 2
 _LONGEST = 1024
 
 
+def autocast_types() -> str:
+    """What autocast computes in, by device; nothing where it is off."""
+    if not is_any_autocast_enabled():
+        return ""
+    on = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    return ", ".join(f"{torch.get_autocast_dtype(d)} on {d}" for d in on) or "another device"
+
+
 class Version:
     """The model compiled for one kind of call."""
 
@@ -67,6 +75,7 @@ class Version:
         self.state = ModelState(roots, refs, traced.written)
         self._guards = Guards(traced.specs, traced.conditions)
         self._finish = result_of(traced.result, traced.constants)
+        self._autocast = autocast_types()
         self._calls, self._patience = 0, _PATIENCE
         self._made: Callable[..., Any] | None = None
         shape.forget()
@@ -74,7 +83,7 @@ class Version:
     def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
         """The flat arguments of a call that this was compiled for, else None."""
         flat = self._shape.flat(args, kwargs)
-        if flat is None or not self._guards.check(flat):
+        if flat is None or self._recast() or not self._guards.check(flat):
             return None
         return flat if self.state.problem() is None else None
 
@@ -87,9 +96,21 @@ class Version:
                 expected=", ".join(self._shape.labels) or "no arguments",
                 got=f"{len(args)} by position, by name: {', '.join(kwargs) or 'none'}",
             )
+        if self._recast():
+            return InputError(
+                "autocast is not what it was when the call was compiled",
+                expected=self._autocast or "no autocast",
+                got=autocast_types() or "no autocast",
+            )
         error = self._guards.mismatch(flat) or self.state.problem()
         assert error is not None
         return error
+
+    @property
+    def _recast(self) -> Callable[[], bool]:
+        """Whether autocast computes in other types than when this was compiled."""
+        known = self._autocast
+        return (lambda: autocast_types() != known) if known else is_any_autocast_enabled
 
     def shared(self, flat: Sequence[Any]) -> SharedMemory | None:
         """What arguments that fit share with what the call updates: the graph was traced as if it
@@ -162,7 +183,8 @@ class Version:
         if entry is None or any(program.results[i] >= 0 for i in graph.order):
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
-        made = _direct(program, entry, [fresh.index(i) for i in graph.order], self._finish, slowly)
+        order = [fresh.index(i) for i in graph.order]
+        made = _direct(program, entry, order, self._finish, slowly, self._recast)
         self._patience = _PATIENCE
         if self._traced.written and tensors:
             made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
@@ -176,8 +198,10 @@ def _direct(
     order: Sequence[int],
     finish: Callable[[Sequence[Any]], Any],
     slowly: Callable[..., Any],
+    recast: Callable[[], bool],
 ) -> Callable[..., Any]:
-    """The whole call: results are allocated, the native guard does the rest."""
+    """The whole call: results are allocated, the native guard does the rest. `recast` tells whether
+    autocast is another one."""
     makers, enter = program.makers, entry.enter
 
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
@@ -190,7 +214,7 @@ def _direct(
         make = makers[0]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or is_profiling():
+            if kwargs or recast() or is_profiling():
                 return slowly(*args, **kwargs)
             made = make()
             done = enter(*args, made)
@@ -200,7 +224,7 @@ def _direct(
     in_order = list(order) == list(range(len(makers)))
 
     def call_several(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or is_profiling():
+        if kwargs or recast() or is_profiling():
             return slowly(*args, **kwargs)
         made = [make() for make in makers]
         done = enter(*args, *made)
