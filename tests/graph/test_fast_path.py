@@ -264,6 +264,7 @@ def test_a_bad_index_is_an_index_error(paths):
 
 UNGUARDED = {"guard_filter_fn": torchair.skip_model_guards_unsafe}
 LIMIT = 3
+FUNCTION = nn.functional.relu
 
 
 @torch.no_grad()
@@ -295,6 +296,18 @@ def test_without_guards_on_the_model_all_that_is_not_promised_is_seen(monkeypatc
     same(call(torch.ones(2)), torch.full((2,), 3.0))
     monkeypatch.setitem(globals(), "LIMIT", 5)
     same(call(torch.ones(2)), torch.full((2,), 5.0))
+
+
+@pytest.mark.parametrize("other", [torch.neg, nn.functional.silu, abs, max])
+@torch.no_grad()
+def test_without_guards_on_the_model_a_function_by_a_name_of_its_own_is_seen(other, monkeypatch):
+    def by_name(x):
+        return FUNCTION(x)
+
+    call, x = through(by_name, options=dict(UNGUARDED)), torch.randn(1)
+    for function in (FUNCTION, other, FUNCTION):
+        monkeypatch.setitem(globals(), "FUNCTION", function)
+        same(call(x), function(x))
 
 
 @torch.no_grad()
