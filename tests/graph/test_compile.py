@@ -508,6 +508,42 @@ def test_threads_share_a_compiled_model():
     assert not wrong
 
 
+def test_what_a_call_updates_has_another_version():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x, other):
+            self.seen.add_(1)
+            x.mul_(2)
+            return other + self.seen
+
+    model, x, other = Keeps(), torch.ones(4), torch.ones(4)
+    call = torchair.compile(model)
+    for _ in range(6):
+        before = [t._version for t in (model.seen, x, other)]
+        call(x, other)
+        assert [t._version - v for t, v in zip((model.seen, x, other), before, strict=True)] == [
+            1, 1, 0,
+        ]  # fmt: skip
+
+
+def test_packed_weights_follow_what_other_calls_update():
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    model, x = nn.Linear(512, 512).requires_grad_(False), torch.randn(4, 512)
+    call = torchair.compile(model, config=config)
+
+    def write_row(weight, place, row):
+        weight.index_copy_(0, place, row)
+
+    update = torchair.compile(write_row)
+    for k in range(8):
+        assert_same(call(x), model(x))
+        update(model.weight, torch.tensor([k]), torch.randn(1, 512))
+
+
 @pytest.mark.parametrize("first", [None, torch.bfloat16])
 def test_autocast_is_what_it_is_in_the_call(first):
     model, x = nn.Linear(6, 3), torch.randn(4, 6)

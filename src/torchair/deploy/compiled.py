@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
+from torch.autograd.graph import increment_version
 
 from torchair.backend import config_in, settings_of
 from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
@@ -126,10 +127,23 @@ class Version:
         grad = torch.is_grad_enabled()
         set_grad_enabled(False)
         try:
-            results = self._traced.wrapped(*args) if runner is None else runner.run(args)
-            return self._finish(results)
+            if runner is None:
+                return self._finish(self._traced.wrapped(*args))
+            results = runner.run(args)
         finally:
             set_grad_enabled(grad)
+        if self._traced.written:
+            increment_version([args[k] for k in self._traced.written])
+        return self._finish(results)
+
+    def _updated(self) -> Callable[[Sequence[Any]], list[torch.Tensor]] | None:
+        """What a call updates, of its flat arguments; None if nothing."""
+        if not self._traced.written:
+            return None
+        count, tensors = len(self.state.tensors), self._traced.tensors
+        own = [self.state.tensors[k] for k in self._traced.written if k < count]
+        given = [tensors[k - count] for k in self._traced.written if k >= count]
+        return lambda flat: [*own, *[flat[k] for k in given]]
 
     def _arguments(self, flat: Sequence[Any]) -> list[Any]:
         return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
@@ -184,7 +198,8 @@ class Version:
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
         order = [fresh.index(i) for i in graph.order]
-        made = _direct(program, entry, order, self._finish, slowly, self._recast)
+        state = self._recast, self._updated()
+        made = _direct(program, entry, order, self._finish, slowly, *state)
         self._patience = _PATIENCE
         if self._traced.written and tensors:
             made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
@@ -199,9 +214,10 @@ def _direct(
     finish: Callable[[Sequence[Any]], Any],
     slowly: Callable[..., Any],
     recast: Callable[[], bool],
+    updated: Callable[[Sequence[Any]], list[torch.Tensor]] | None,
 ) -> Callable[..., Any]:
     """The whole call: results are allocated, the native guard does the rest. `recast` tells whether
-    autocast is another one."""
+    autocast is another one, `updated` the tensors whose versions count the call."""
     makers, enter = program.makers, entry.enter
 
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
@@ -218,7 +234,11 @@ def _direct(
                 return slowly(*args, **kwargs)
             made = make()
             done = enter(*args, made)
-            return made if done else otherwise(done, args, kwargs)
+            if not done:
+                return otherwise(done, args, kwargs)
+            if updated is not None:
+                increment_version(updated(args))
+            return made
 
         return call
     in_order = list(order) == list(range(len(makers)))
@@ -230,6 +250,8 @@ def _direct(
         done = enter(*args, *made)
         if not done:
             return otherwise(done, args, kwargs)
+        if updated is not None:
+            increment_version(updated(args))
         return finish(made if in_order else [made[k] for k in order])
 
     return call_several
