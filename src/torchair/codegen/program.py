@@ -368,7 +368,7 @@ def _space(allocation: Allocation) -> int:
 def range_of(allocation: Allocation) -> Range:
     """Where an allocation is: the buffer that it is in before the arena is laid out, its bytes
     afterwards. An empty one in the arena meets no other."""
-    if allocation.kind == "arena" and 0 <= allocation.buffer and allocation.offset < 0:
+    if allocation.kind == "arena" and allocation.buffer >= 0 and allocation.offset < 0:
         return -1, allocation.buffer, allocation.buffer + 1
     if allocation.kind == "arena" and allocation.bytes:
         return -1, allocation.offset, allocation.offset + allocation.bytes

@@ -102,8 +102,8 @@ class Ending:
             self.lanes = None
 
     def run(self) -> records.Plan:
-        """The plan, whose buffers `lives.place_memory` places. Those of lanes are placed here: which
-        step waits for which follows from where they are."""
+        """The plan, whose buffers `lives.place_memory` places. Those of lanes are placed here:
+        which step waits for which follows from where they are."""
         plan = self.open()
         if self.lanes is not None:
             plan.arrange(plan.arena.place([b.size for b in plan.arena.buffers]))

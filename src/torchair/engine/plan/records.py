@@ -162,7 +162,9 @@ class Plan:
     layouts: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
     schedule: Schedule | None = None  # if there is more than one lane
     launches: Sequence[Sequence[TargetStep]] = ()  # native steps as the target joins and moves them
-    groups: list[list[StepGroup]] = field(default_factory=list)  # parts, branches of a fork together
+    groups: list[list[StepGroup]] = field(
+        default_factory=list
+    )  # parts, branches of a fork together
     # of kernels for several steps
     config_of: Callable[[Any], KernelConfig] = lambda request: DEFAULT_CONFIG
     threads: int = 0  # most that run its native steps, 0: as many as torch has
