@@ -105,7 +105,8 @@ def test_rows_of_an_mlp(mode: str | None, dynamic: bool) -> None:
     model = build(Mlp, replace(MLP["16 layers"], dim=256)).cuda().to(torch.bfloat16)
     (x,) = mlp_inputs(replace(MLP["16 layers"], dim=256), MOST_OF_MODELS, torch.bfloat16)
     x = x.cuda()
-    with warnings.catch_warnings():
+    each = torch._dynamo.config.patch(recompile_limit=1 + len(BATCHES))  # a graph for each
+    with warnings.catch_warnings(), each:
         warnings.filterwarnings("error", ".*batch_invariant")  # nothing is named
         fast = compiled(model, invariant(), mode=mode, dynamic=dynamic)
         among = fast(x).clone()

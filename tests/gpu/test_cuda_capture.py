@@ -169,6 +169,8 @@ def test_side_streams_are_part_of_the_graph():
 
 @torch.no_grad()
 def test_keys_of_a_graph_share_memory():
+    """Intermediates alone are in the memory of a graph: 32 MiB here, in segments of their own."""
+
     def fn(x):
         return (x.exp() * 2).sin() + x
 
@@ -177,10 +179,11 @@ def test_keys_of_a_graph_share_memory():
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         fast = compiled(fn, dynamic=True, **options)
-        for rows in (2048, 2047, 2046, 2045):
+        for rows in (8192, 8191, 8190, 8189):
             x = random(rows, 1024)
             equal(fast(x), fn(x))
             del x
+        gc.collect()
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved() - before
 

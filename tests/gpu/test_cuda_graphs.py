@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from torchair.codegen.cuda.graphs import (
     moved,
     nodes_of,
 )
+from torchair.garbage import no_garbage_collection
 
 A, B = MovedMemory(0x1000, 0x51000, 64), MovedMemory(0x2000, 0x62000, 32)
 
@@ -378,6 +380,19 @@ def test_recording_is_repeated_until_it_is_understood(
     assert made.run.graph == stand_ins.pieces(int(recordings < 4))[0].second
     assert made.run.patches == [Patch(0, 0, 0, 0)]
     assert made.groups == {2: 1}  # the first group is in the pool, the second is the argument
+
+
+def test_pieces_are_given_back_when_a_graph_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, as they are as large as all arguments and results: not when garbage is collected."""
+    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 0])
+    nodes = Nodes(monkeypatch, stand_ins, lambda turn, address: 0x700000 + 512 * turn)
+    block = weakref.ref(stand_ins._block)
+    with no_garbage_collection():
+        made = exchange.recorded(nodes.record, stand_ins, 1)
+        assert nodes.recordings > 2 and made.run.patches
+        monkeypatch.undo()  # who has exchanged functions holds on to what they are bound to
+        del stand_ins, nodes
+        assert block() is None
 
 
 def test_a_piece_that_no_argument_shows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,13 @@ def test_llvm_takes_all_forms(form: Any) -> None:
     assert text.count("st.global.v4.b32") == form.sums // 8
 
 
+@pytest.mark.parametrize("case", LARGE_MATMULS, ids=str)
+def test_large_cases_are_served(case: MatmulCase) -> None:
+    """Those that run on a GPU only."""
+    kernel, launch = case.generate(HOPPER)
+    assert "wgmma.mma_async" in ptx([entry_of(kernel, launch)], HOPPER)
+
+
 def test_the_copy_engine_reads_parameters() -> None:
     kernel, launch = MatmulCase(128, 128, 128, TWO).generate(HOPPER)
     text = ptx([entry_of(kernel, launch)], HOPPER)

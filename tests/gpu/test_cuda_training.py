@@ -83,9 +83,9 @@ def test_types_that_are_not_split(dtype: DataType) -> None:
 class Headed(Block):
     """With a pool and a head."""
 
-    def __init__(self, groups: int = 1) -> None:
-        super().__init__(32, groups)
-        self.head = nn.Linear(32, 10)
+    def __init__(self, groups: int = 1, channels: int = 32) -> None:
+        super().__init__(channels, groups)
+        self.head = nn.Linear(channels, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.max_pool2d(super().forward(x), 3, 2, 1).mean((2, 3)))
@@ -96,9 +96,26 @@ class Headed(Block):
 @pytest.mark.parametrize("groups", [1, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gradients_on_a_gpu(dtype: torch.dtype, groups: int, last: bool) -> None:
+    """With few channels float32 is as exact as eager's, although TF32 is allowed."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     check_steps(Headed(groups).cuda().to(dtype), torch.randn(6, 3, 17, 15).cuda().to(dtype), last)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("groups", [1, 128])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_gradients_with_tf32(
+    allowed: bool, groups: int, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is allowed, convolutions in another layout than eager's may use it and eager's not.
+    They are no less exact than eager's in that layout."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    x = torch.randn(6, 3, 17, 15).cuda()
+    check_steps(Headed(groups, 128).cuda(), x, last, either=allowed)
 
 
 @pytest.mark.cuda

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchair
 from tolerance import assert_close
-from torchair.fx import tracing
+from torchair.fx import layouts, tracing
 from torchair.fx.layouts import carry_channels_last
 from torchair.operators import contraction
 from training_blocks import LAST, Block, check_steps, gradients
@@ -264,6 +265,40 @@ def test_operators_that_count_in_memory_read_what_was_traced() -> None:
     joint.recompile()
     assert copies(joint)
     torch.testing.assert_close(joint(x, w), forward(x, w))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "dtype", "allowed", "reason"),
+    [
+        (128, 1, torch.float32, True, None),
+        (128, 128, torch.float32, True, None),
+        (128, 1, torch.float32, False, "most of the work"),
+        (64, 1, torch.float32, True, "few channels"),
+        (64, 64, torch.float32, True, "few channels"),
+        (64, 1, torch.bfloat16, False, None),
+        (64, 1, torch.float16, True, None),
+    ],
+)
+def test_float32_on_a_gpu(
+    channels: int,
+    groups: int,
+    dtype: torch.dtype,
+    allowed: bool,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Channels last are TF32 there, and eager's channels first are not where there are few."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+
+    def forward(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, w, padding=1, groups=groups), u)
+
+    shapes = (8, channels, 16, 16), (channels, channels // groups, 3, 3), (48, channels, 1, 1)
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        joint = fx.experimental.proxy_tensor.make_fx(forward)(*given)
+    said = layouts._declines(called(joint, torch.ops.aten.convolution.default))
+    assert said is None if reason is None else reason in str(said)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -220,6 +220,6 @@ LARGE_MATMULS = [
     MatmulCase(1024, 2048, 1024, MatmulForm(128, blocks=2), "scaled", counted=True),
     MatmulCase(300, 520, 264, MatmulForm(192), "triangle"),
     MatmulCase(300, 520, 264, _LARGE, "gelu", shifts=((A, 2), (B, 6), (OUT, 2))),
-    MatmulCase(300, 520, 264, MatmulForm(128, stages=6), "gelu", turned="ab", shifts=((A, 8),)),
+    MatmulCase(304, 520, 264, MatmulForm(128, stages=6), "gelu", turned="ab", shifts=((A, 8),)),
     *(MatmulCase(264, 520, 1032, _LARGE, "gelu", turned=t, batch=3) for t in ("", "a", "b", "ab")),
 ]

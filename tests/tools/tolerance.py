@@ -32,24 +32,30 @@ def assert_close_to_reference(model: nn.Module, inputs: Any, got: Any, eager: An
     assert_close(got, eager, truth)
 
 
-def assert_close(got: Any, eager: Any, truth: Any) -> None:
-    """The rule of `assert_close_to_reference` for results that are there already."""
-    all_got, all_eager, all_truth = (list(tensors(x)) for x in (got, eager, truth))
-    assert len(all_got) == len(all_eager) == len(all_truth) > 0
-    for i, (g, e, t) in enumerate(zip(all_got, all_eager, all_truth, strict=True)):
-        _compare(f"result {i}", g.detach(), e.detach(), t.detach())
+def assert_close(
+    got: Any, eager: Any, truth: Any, *more: Any, terms: Mapping[int, float] | None = None
+) -> None:
+    """The rule of `assert_close_to_reference` for results that are there already. `more` are
+    results of eager in other ways that are as good, `terms` the size of what results are the mean
+    or the sum of, by number: a mean near zero is no more exact than its terms."""
+    all_got, all_truth, *ways = (list(tensors(x)) for x in (got, truth, eager, *more))
+    assert {len(all_got), len(all_truth), *map(len, ways)} == {len(all_got)} != {0}
+    for i, (g, t, *found) in enumerate(zip(all_got, all_truth, *ways, strict=True)):
+        least = (terms or {}).get(i, 0.0)
+        _compare(f"result {i}", g.detach(), [e.detach() for e in found], t.detach(), least)
 
 
-def _compare(name: str, got: Tensor, eager: Tensor, truth: Tensor) -> None:
+def _compare(name: str, got: Tensor, found: list[Tensor], truth: Tensor, least: float) -> None:
+    eager = found[0]
     assert (got.dtype, got.shape) == (eager.dtype, eager.shape), name
     if not got.dtype.is_floating_point:
         assert torch.equal(got, eager), f"{name} differs from eager"
         return
     if not got.numel():
         return
-    mine, theirs = ((x.double() - truth).abs().max().item() for x in (got, eager))
-    scale = truth.abs().max().item()
-    allowed = max(TIMES_EAGER * theirs, FLOOR * torch.finfo(got.dtype).eps * scale)
+    mine, *theirs = ((x.double() - truth).abs().max().item() for x in (got, *found))
+    scale = max(truth.abs().max().item(), least)
+    allowed = max(TIMES_EAGER * max(theirs), FLOOR * torch.finfo(got.dtype).eps * scale)
     # Written so that a NaN anywhere fails.
     assert mine <= allowed, f"{name}: error {mine:.3g}, allowed {allowed:.3g}, scale {scale:.3g}"
 

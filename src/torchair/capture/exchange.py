@@ -104,7 +104,7 @@ def recorded(
     """Record until it is known where addresses of pieces are; DriverError where that does not come
     out. `record` is told at which of their places pieces are; the first pieces are `arguments`."""
     known: tuple[list[list[RecordedNode]], list[list[RecordedNode]]] = [], []  # by place
-    error = DriverError("nothing was recorded")
+    why = "nothing was recorded"  # text: an exception would hold this frame, and so all pieces
     for place in _PLACES:
         graph, found = record(place)
         raw = graph.raw_cuda_graph()
@@ -113,7 +113,7 @@ def recorded(
             try:
                 patches = moved(nodes, known[1 - place], stand_ins.pieces(place), known[place])
             except DriverError as e:
-                error = e
+                why = str(e)
             else:
                 run = ExecutableGraph(raw, nodes, patches, len(stand_ins.sizes))
                 _check_readers(run, stand_ins.sizes)
@@ -122,7 +122,7 @@ def recorded(
                 return Recorded(graph, run, found, stand_ins.sizes, groups)
         known[place].append(nodes)
         del found, graph  # their memory is that of the next recording
-    raise error
+    raise DriverError(why)
 
 
 def _check_readers(run: ExecutableGraph, sizes: Sequence[int]) -> None:

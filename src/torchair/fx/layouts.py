@@ -56,6 +56,9 @@ _HEAVY = 1 << 20
 """Bytes of a filter from which on laying it out anew, and its gradient, costs more on a CPU than
 channels last gain, unless there are many points."""
 _POINTS = 1024
+_FEW = 64
+"""Channels of images and of filters. With up to 32, eager's kernels for channels first were seen to
+keep float32 on a GPU where TF32 was allowed, and those for channels last to use it."""
 
 _Preference = Literal["last", "first", "product", "any"]
 """What is best for a convolution and its gradient: channels last, channels first, a matrix product
@@ -91,6 +94,9 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
 
 def _declines(nodes: Iterable[fx.Node]) -> str | None:
     """Why the convolutions of a graph stay as they are."""
+    nodes = list(nodes)
+    if all(map(_would_lose_digits, nodes)):
+        return "float32 with few channels, which only channels last would compute as TF32"
     gains = others = 0
     for node in nodes:
         x, kernel, made = (n.meta["val"] for n in (*node.args[:2], node))  # type: ignore[union-attr]
@@ -105,6 +111,14 @@ def _declines(nodes: Iterable[fx.Node]) -> str | None:
         elif preferred != "first" and not (x.device.type == "cpu" and _is_depthwise(node)):
             gains += work  # a depthwise one alone is not worth the copies
     return None if gains > others else "most of the work is none that channels last make faster"
+
+
+def _would_lose_digits(node: fx.Node) -> bool:
+    """Whether channels last may bring TF32 to a convolution that eager computes in float32. With
+    more channels `torch.backends.cudnn.allow_tf32` is taken by its word."""
+    x, kernel = (n.meta["val"] for n in node.args[:2])  # type: ignore[union-attr]
+    exact = x.device.type == "cuda" and x.dtype == torch.float32
+    return exact and all(isinstance(n, int) and n <= _FEW for n in (*kernel.shape[:2], x.shape[1]))
 
 
 def _preferred(node: fx.Node) -> _Preference:

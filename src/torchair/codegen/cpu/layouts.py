@@ -22,7 +22,7 @@ from torchair.process import has_interpreter_lock
 from torchair.torch_private.c_symbols import SYMBOLS, dtype_code
 from torchair.torch_private.dispatch import dispatch_keys
 
-TESTED: frozenset[tuple[str, str]] = frozenset({("2.13", "3.11")})
+TESTED: frozenset[tuple[str, str]] = frozenset({("2.11", "3.12"), ("2.13", "3.11")})
 """Versions of torch and Python whose self-test and test suite passed. Add a row after
 `python -m pytest tests/unit/test_layouts.py` has passed with these versions."""
 
