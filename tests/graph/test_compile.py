@@ -654,6 +654,48 @@ def test_without_example_inputs_the_first_call_compiles():
 
 
 @torch.no_grad()
+class Scaled(nn.Module):
+    """A method that is compiled where it is written."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((3,), factor), requires_grad=False)
+
+    @torchair.compile(options={"frozen_parameter": False})
+    def forward(self, x, more=1.0):
+        return x * self.factor + more
+
+
+def test_methods_are_compiled_for_each_object():
+    x, models = torch.ones(3), [Scaled(2.0), Scaled(3.0)]
+    for _ in range(4):
+        for model in models:
+            assert_same(model(x), x * model.factor + 1)
+            assert_same(model(x, more=2.0), x * model.factor + 2)
+    for again in (copy.copy, copy.deepcopy):
+        made = again(models[0])
+        made._parameters = {"factor": nn.Parameter(torch.full((3,), 5.0), requires_grad=False)}
+        for _ in range(4):
+            assert_same(made(x), torch.full((3,), 6.0))
+            assert_same(models[0](x), torch.full((3,), 3.0))
+    assert list(models[0].state_dict()) == ["factor"]
+
+
+def test_copies_are_compiled_anew():
+    model, x = nn.Linear(3, 2).requires_grad_(False), torch.randn(4, 3)
+    whole = torchair.compile(model)
+    model.forward = torchair.compile(model.forward)
+    for _ in range(4):
+        assert_same(whole(x), model(x))
+    for made in (copy.deepcopy(model), copy.deepcopy(whole), copy.copy(whole)):
+        for _ in range(4):
+            assert_same(made(x), model(x))
+    other = copy.deepcopy(model)
+    other.weight.zero_()
+    for _ in range(4):
+        assert_same(other(x), model.bias.expand(4, 2).clone())
+
+
 def test_keywords_of_torch_compile_mean_what_they_mean_there():
     @torchair.compile(fullgraph=True, backend="torchair", name="twice", isolate_recompiles=True)
     def twice(x):
@@ -704,6 +746,20 @@ def test_keywords_that_cannot_be_obeyed_are_errors(keywords, error, message):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("calls", [0, 5])
+def test_a_compiled_module_is_a_part_of_what_is_compiled_around_it(calls):
+    model, x = nn.Sequential(Doubling(), nn.ReLU(), Doubling()).eval(), torch.randn(4, 6)
+    eager = copy.deepcopy(model)
+    model[0].forward = torchair.compile(model[0].forward)
+    for _ in range(calls):
+        model(x)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for whole in (torchair.compile(model), torch.compile(model, backend="torchair")):
+            for _ in range(5):
+                same(whole(x), eager(x))
+
+
 def test_a_module_within_a_model_is_compiled_in_place():
     model = nn.Sequential(Doubling(), nn.ReLU(), Doubling()).eval()
     eager, seen = copy.deepcopy(model), []

@@ -9,12 +9,16 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
 from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 
 from torchair.backend import config_in, settings_of
 from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
@@ -310,6 +314,18 @@ _VERSIONS = 64  # that one compiled model may have
 _models = RLock()
 """Held by a thread that looks at a model: while one is traced, tensors without memory are in the
 place of its parameters, which others may have too."""
+_tracer: int | None = None  # the thread that traces one
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """This thread traces a model inside."""
+    global _tracer
+    before, _tracer = _tracer, get_ident()
+    try:
+        yield
+    finally:
+        _tracer = before
 
 
 @overload
@@ -433,6 +449,7 @@ class CompiledModel:
         decompositions: dict[Any, Any],
     ) -> None:
         self.model = model
+        self._attribute: str | None = None  # of a class
         self.versions: list[Version] = []
         self._config, self._dynamic, self._decompositions = config, dynamic, decompositions
         self._on_mismatch = on_mismatch
@@ -441,12 +458,38 @@ class CompiledModel:
         self._quick: Callable[..., Any] = self._slowly
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():  # a part of what torch.compile traces
+            return self.model(*args, **kwargs)
         return self._quick(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "model":  # not there yet, as in a copy that is being made
             raise AttributeError(name)
         return getattr(self.model, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or what is loaded, compiles anew: native code knows the first one's tensors."""
+        return {k: v for k, v in vars(self).items() if k not in ("_lock", "_quick")} | {
+            "versions": []
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=_models, _quick=self._slowly)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> CompiledModel:
+        """As a method, which each object has compiled for itself."""
+        if instance is None or self._attribute is None or not inspect.isfunction(self.model):
+            return self
+        place = f"_compiled_{self._attribute}"
+        found = vars(instance).get(place)
+        method = getattr(found, "model", None)
+        if not isinstance(method, MethodType) or method.__self__ is not instance:  # or a copy's
+            found = vars(instance)[place] = copy.copy(self)
+            found.model = MethodType(self.model, instance)
+        return found
 
     def __repr__(self) -> str:
         name = getattr(self.model, "__name__", type(self.model).__name__)
@@ -455,7 +498,7 @@ class CompiledModel:
     def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         """Compile for calls like this one."""
         shape = shape_of(self.model, args, kwargs)
-        with self._lock:
+        with self._lock, _tracing():
             traced, refs = self.trace(shape)
             made = Version(roots_of(self.model), shape, traced, refs)
             self.versions.insert(0, made)
@@ -489,6 +532,8 @@ class CompiledModel:
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
         """A call through Python: finds the version, and makes the quick way to it."""
+        if _tracer == get_ident():  # another one, which this is a part of
+            return self.model(*args, **kwargs)
         version, flat = self._find(args, kwargs)
         shared = version.shared(flat)
         if shared is not None:
