@@ -121,7 +121,7 @@ def compile_with_aot(
 
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
-        from torchair.concrete.fast_path import Inference, quickened
+        from torchair.concrete.fast_path import Inference, is_flat, quickened
         from torchair.fx.passes import fx_text
         from torchair.fx.torch_streams import translate_streams, uses_torch_streams
         from torchair.fx.tracing import (
@@ -142,7 +142,7 @@ def compile_with_aot(
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
 
-    inference = Inference(isinstance(gm, torch.fx.GraphModule))
+    inference = Inference(is_flat(gm))
 
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)

@@ -209,8 +209,8 @@ def test_other_types_and_sizes_are_errors() -> None:
 
 
 def test_a_graph_is_captured_with_copies_if_the_driver_refuses() -> None:
-    calls = Calls()
-    calls(aligned())
+    calls, first = Calls(), aligned()
+    calls(first)
     calls.run.refuses = True
     with pytest.raises(InputError, match="captured with copies"):
         calls.recording.call([aligned()], True)

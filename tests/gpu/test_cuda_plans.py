@@ -16,6 +16,7 @@ from cuda_tools import HOPPER, made
 from ptx_machine import Memory, launch
 from torchair import ge
 from torchair.codegen import program
+from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda import run as cuda_run
 from torchair.codegen.cuda.point import APPROXIMATE, rounded_at_once
 from torchair.codegen.cuda.target import CudaTarget
@@ -24,8 +25,8 @@ from torchair.codegen.program import AuxMemory
 from torchair.engine.inspect.dry_run import DryRun, dry_run
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.forms import lay_out_filters
+from torchair.engine.plan.parts import forks
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.executor import StepGroup, forks
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.operators import infer
@@ -41,10 +42,11 @@ def kinds(plan: Plan) -> list[str]:
 
 
 def groups(run: DryRun) -> list[list[str]]:
-    """Steps that are run as one, as if the plan were for a GPU that is here."""
-    run.plan.device = "cuda:0"
-    parts = [StepGroup([s], k) for k, s in enumerate(run.plan.steps)]
-    return [[kinds(run.plan)[p.first] for p in group] for group in forks(parts, run.plan)]
+    """Steps that are run as one."""
+    return [
+        ["+".join(n.type for n in (s.also or [s.node])) for part in group for s in part.steps]
+        for group in run.plan.groups
+    ]
 
 
 def attention_inputs(rows: int, dim: int) -> DryRun:
@@ -79,8 +81,9 @@ def test_large_products_are_no_branches() -> None:
 
 def test_on_the_cpu_nothing_is_a_branch() -> None:
     plan = attention_inputs(16, 256).plan
-    parts = [StepGroup([s], k) for k, s in enumerate(plan.steps)]
-    assert all(len(group) == 1 for group in forks(parts, plan))
+    assert max(map(len, forks(plan))) > 1
+    plan.device, plan.target = "cpu", cpu()
+    assert max(map(len, forks(plan))) == 1
 
 
 def convolutions(dtype: DataType) -> DryRun:

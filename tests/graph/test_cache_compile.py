@@ -831,3 +831,15 @@ def test_a_later_process_loads_no_tracer(
     assert found[0][1] == found[1][1]
     assert not heavy & set(found[1][2])
     assert found[1][3] == (mode == "max-autotune")
+
+
+@pytest.mark.filterwarnings("ignore:.*compiled again")
+def test_a_file_is_for_the_autocast_it_was_compiled_under(tmp_path: Path) -> None:
+    x = torch.randn(3, 6)
+    for enabled in (True, False, True):
+        model = Block()
+        call = cache_compile(model.plain, cache_dir=str(tmp_path), dynamic=False)
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            for _ in range(4):
+                torch.testing.assert_close(call(x), model.plain(x), rtol=1e-5, atol=1e-5)
+    assert len(list(tmp_path.iterdir())) == 2

@@ -508,6 +508,104 @@ def test_threads_share_a_compiled_model():
     assert not wrong
 
 
+def test_what_a_call_updates_has_another_version():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x, other):
+            self.seen.add_(1)
+            x.mul_(2)
+            return other + self.seen
+
+    model, x, other = Keeps(), torch.ones(4), torch.ones(4)
+    call = torchair.compile(model)
+    for _ in range(6):
+        before = [t._version for t in (model.seen, x, other)]
+        call(x, other)
+        assert [t._version - v for t, v in zip((model.seen, x, other), before, strict=True)] == [
+            1, 1, 0,
+        ]  # fmt: skip
+
+
+def test_packed_weights_follow_what_other_calls_update():
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = True
+    model, x = nn.Linear(512, 512).requires_grad_(False), torch.randn(4, 512)
+    call = torchair.compile(model, config=config)
+
+    def write_row(weight, place, row):
+        weight.index_copy_(0, place, row)
+
+    update = torchair.compile(write_row)
+    for k in range(8):
+        assert_same(call(x), model(x))
+        update(model.weight, torch.tensor([k]), torch.randn(1, 512))
+
+
+@pytest.mark.parametrize("first", [None, torch.bfloat16])
+def test_autocast_is_what_it_is_in_the_call(first):
+    model, x = nn.Linear(6, 3), torch.randn(4, 6)
+
+    def cast(dtype):
+        return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None)
+
+    with torch.no_grad():
+        fast = torchair.compile(model)
+        for dtype in (first, torch.bfloat16, None, torch.float16, torch.bfloat16, None):
+            with cast(dtype):
+                for _ in range(5):
+                    assert fast(x).dtype is model(x).dtype
+        with cast(first):
+            strict = torchair.compile(model, x)
+        with cast(None if first else torch.bfloat16), pytest.raises(InputError, match="autocast"):
+            strict(x)
+
+
+def test_a_model_is_traced_while_others_call_it():
+    class Coder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+
+        def encode(self, x):
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+            return x
+
+        def decode(self, x):
+            for layer in self.layers:
+                x = torch.sigmoid(layer(x))
+            return x
+
+    model, x = Coder().requires_grad_(False), torch.randn(4, 8)
+    wanted, found, wrong, ready = model.encode(x), model.decode(x), [], threading.Event()
+
+    def work(encode, ends):
+        try:
+            while not ends.is_set():
+                assert_same(encode(x), wanted)
+                ready.set()
+        except Exception as e:
+            wrong.append(e)
+            ready.set()
+
+    for _ in range(5):
+        ends, encode = threading.Event(), torchair.compile(model.encode)
+        encode(x)
+        thread = threading.Thread(target=work, args=(encode, ends))
+        thread.start()
+        ready.wait()
+        try:
+            assert_same(torchair.compile(model.decode)(x), found)
+        finally:
+            ends.set()
+            thread.join()
+        assert not wrong
+        assert {type(p) for p in model.parameters()} == {nn.Parameter}
+
+
 def test_modes_that_capture_and_other_doors():
     model, x = Net(), torch.randn(4, 6)
     with pytest.warns(DeprecationWarning, match="reduce-overhead"):
@@ -556,6 +654,48 @@ def test_without_example_inputs_the_first_call_compiles():
 
 
 @torch.no_grad()
+class Scaled(nn.Module):
+    """A method that is compiled where it is written."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((3,), factor), requires_grad=False)
+
+    @torchair.compile(options={"frozen_parameter": False})
+    def forward(self, x, more=1.0):
+        return x * self.factor + more
+
+
+def test_methods_are_compiled_for_each_object():
+    x, models = torch.ones(3), [Scaled(2.0), Scaled(3.0)]
+    for _ in range(4):
+        for model in models:
+            assert_same(model(x), x * model.factor + 1)
+            assert_same(model(x, more=2.0), x * model.factor + 2)
+    for again in (copy.copy, copy.deepcopy):
+        made = again(models[0])
+        made._parameters = {"factor": nn.Parameter(torch.full((3,), 5.0), requires_grad=False)}
+        for _ in range(4):
+            assert_same(made(x), torch.full((3,), 6.0))
+            assert_same(models[0](x), torch.full((3,), 3.0))
+    assert list(models[0].state_dict()) == ["factor"]
+
+
+def test_copies_are_compiled_anew():
+    model, x = nn.Linear(3, 2).requires_grad_(False), torch.randn(4, 3)
+    whole = torchair.compile(model)
+    model.forward = torchair.compile(model.forward)
+    for _ in range(4):
+        assert_same(whole(x), model(x))
+    for made in (copy.deepcopy(model), copy.deepcopy(whole), copy.copy(whole)):
+        for _ in range(4):
+            assert_same(made(x), model(x))
+    other = copy.deepcopy(model)
+    other.weight.zero_()
+    for _ in range(4):
+        assert_same(other(x), model.bias.expand(4, 2).clone())
+
+
 def test_keywords_of_torch_compile_mean_what_they_mean_there():
     @torchair.compile(fullgraph=True, backend="torchair", name="twice", isolate_recompiles=True)
     def twice(x):
@@ -606,6 +746,20 @@ def test_keywords_that_cannot_be_obeyed_are_errors(keywords, error, message):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("calls", [0, 5])
+def test_a_compiled_module_is_a_part_of_what_is_compiled_around_it(calls):
+    model, x = nn.Sequential(Doubling(), nn.ReLU(), Doubling()).eval(), torch.randn(4, 6)
+    eager = copy.deepcopy(model)
+    model[0].forward = torchair.compile(model[0].forward)
+    for _ in range(calls):
+        model(x)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for whole in (torchair.compile(model), torch.compile(model, backend="torchair")):
+            for _ in range(5):
+                same(whole(x), eager(x))
+
+
 def test_a_module_within_a_model_is_compiled_in_place():
     model = nn.Sequential(Doubling(), nn.ReLU(), Doubling()).eval()
     eager, seen = copy.deepcopy(model), []

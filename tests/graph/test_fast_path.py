@@ -11,6 +11,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torchair
 from like_eager import assert_same as same
@@ -265,6 +266,7 @@ def test_a_bad_index_is_an_index_error(paths):
 
 UNGUARDED = {"guard_filter_fn": torchair.skip_model_guards_unsafe}
 LIMIT = 3
+FUNCTION = nn.functional.relu
 
 
 @torch.no_grad()
@@ -296,6 +298,18 @@ def test_without_guards_on_the_model_all_that_is_not_promised_is_seen(monkeypatc
     same(call(torch.ones(2)), torch.full((2,), 3.0))
     monkeypatch.setitem(globals(), "LIMIT", 5)
     same(call(torch.ones(2)), torch.full((2,), 5.0))
+
+
+@pytest.mark.parametrize("other", [torch.neg, nn.functional.silu, abs, max])
+@torch.no_grad()
+def test_without_guards_on_the_model_a_function_by_a_name_of_its_own_is_seen(other, monkeypatch):
+    def by_name(x):
+        return FUNCTION(x)
+
+    call, x = through(by_name, options=dict(UNGUARDED)), torch.randn(1)
+    for function in (FUNCTION, other, FUNCTION):
+        monkeypatch.setitem(globals(), "FUNCTION", function)
+        same(call(x), function(x))
 
 
 @torch.no_grad()
@@ -338,6 +352,21 @@ def test_without_guards_on_the_model_another_kind_of_parameter_is_an_error(calls
     model.weight = nn.Parameter(other)
     with pytest.raises(InputError, match="a parameter is not what it was"):
         compiled(torch.randn(4, 6))
+
+
+def test_results_made_of_other_tensors_are_still_made_of_them(paths):
+    def run(x):
+        return TwoTensor(x * 2, x + 1)
+
+    x = torch.randn(3)
+    with torch.no_grad():
+        for fast in (torch.compile(run, backend="torchair"), torchair.compile(run)):
+            for _ in range(6):
+                made = fast(x)
+                assert type(made) is TwoTensor
+                same(made.a, x * 2)
+                same(made.b, x + 1)
+    assert not paths
 
 
 # ---- captured graphs

@@ -337,3 +337,25 @@ def test_what_is_infinite_stays_where_it_is() -> None:
     x[0, 5, 0, 0] = float("inf")
     run = torch.compile(copy.deepcopy(model), backend=torchair.get_npu_backend(), dynamic=False)
     assert torch.equal(run(x).isfinite(), model(x).isfinite())
+
+
+class Regions(nn.Module):
+    """Images, and regions of them, of which there may be none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.regions = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor, regions: Tensor) -> Tensor:
+        return self.images(x).sum() + self.regions(regions).sum()
+
+
+def test_no_images_beside_others() -> None:
+    torch._dynamo.reset()
+    plain, model = (Regions() for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    x, regions = torch.randn(2, 3, 8, 8), torch.randn(0, 3, 5, 5)
+    plain(x, regions).backward()
+    torch.compile(model, backend="torchair")(x, regions).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

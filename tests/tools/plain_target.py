@@ -57,7 +57,7 @@ class PlainTarget:
     drawing_threads = 0
     splits_batch_norms = False
     enters = replays = False
-    quantised = apart = reach = 0
+    quantised = reach = 0
     seconds = 0.0
 
     def __init__(self) -> None:
@@ -94,8 +94,9 @@ class PlainTarget:
 
     # ---- running ----
 
-    def schedule(self, plan: TargetPlan) -> None:
+    def schedule(self, plan: TargetPlan) -> Sequence[Sequence[TargetStep]]:
         """Every step is interpreted by itself."""
+        return ()
 
     def build(self, plan: Buildable) -> None:
         """There is no machine code."""

@@ -224,6 +224,13 @@ class TargetPlan(Protocol):
     def new_natives(self) -> Sequence[Native]:
         """What they run, as far as it may have to be compiled."""
 
+    @property
+    def most_alive(self) -> int:
+        """Bytes of planned memory that steps may use at once, wherever they are moved."""
+
+    def alive(self, step: TargetStep) -> int:
+        """Bytes of planned memory in use while a step runs, where none is moved."""
+
     def place(self, slot: int) -> tuple[Allocation, int]:
         """The piece of memory a slot is in, and how many bytes after its begin."""
 
@@ -251,7 +258,8 @@ def aligned_bytes(size: int) -> torch.Tensor:
 
 
 Range = tuple[int, int, int]
-"""A piece of memory: (space, first byte, last + 1); the arena is space -1."""
+"""A piece of memory: (space, first byte, last + 1); the arena is space -1, where buffers count as
+long as they have no bytes."""
 
 
 class ArgumentLayout:
@@ -358,7 +366,10 @@ def _space(allocation: Allocation) -> int:
 
 
 def range_of(allocation: Allocation) -> Range:
-    """Where an allocation is; an empty one in the arena meets no other."""
+    """Where an allocation is: the buffer that it is in before the arena is laid out, its bytes
+    afterwards. An empty one in the arena meets no other."""
+    if allocation.kind == "arena" and allocation.buffer >= 0 and allocation.offset < 0:
+        return -1, allocation.buffer, allocation.buffer + 1
     if allocation.kind == "arena" and allocation.bytes:
         return -1, allocation.offset, allocation.offset + allocation.bytes
     return _owner(allocation), 0, 1

@@ -306,12 +306,11 @@ class Target(Protocol):
     """Whether a part of native steps is an `EnteredPart`, which native code enters by itself."""
     replays: bool
     """Whether the device records the work of a plan and repeats it."""
-    apart: int
-    """Steps that a small buffer is not used again for, so that kernels may stand side by side."""
 
-    def schedule(self, plan: TargetPlan) -> None:
-        """Decide which native steps of a plan are computed together, and generate the kernels of
-        those. Programs of the plan share what `plan.outlines` holds afterwards."""
+    def schedule(self, plan: TargetPlan) -> Sequence[Sequence[TargetStep]]:
+        """Decide which native steps of a plan are computed together, before memory is placed, and
+        generate the kernels of those. Gives the steps of each launch, in order; a step that several
+        compute is in each of theirs. Nothing where steps run one after the other."""
 
     def build(self, plan: Buildable) -> None:
         """Make machine code of what a plan runs, as far as it is new. Raises BrokenKernels for

@@ -26,7 +26,10 @@ from torchair.engine.session.loaded import LoadedGraph
 from torchair.errors import InputError
 from torchair.log import EVENT_LEVEL, logger
 from torchair.torch_private.aot import TracingContext
-from torchair.torch_private.dispatch import is_torch_function_mode_enabled
+from torchair.torch_private.dispatch import (
+    is_torch_function_mode_enabled,
+    is_traceable_wrapper_subclass,
+)
 from torchair.torch_private.profiler import is_profiling
 
 FIRST, LONGEST = 3, 1024
@@ -39,7 +42,8 @@ class Inference:
     """What is known of a graph that AOTAutograd has made for inference."""
 
     flat: bool = True
-    """Whether it is called with its arguments one by one."""
+    """Whether it is called with its arguments one by one, and its results are plain tensors:
+    metadata do not tell of tensors that the wrapper makes of them."""
     metadata: Any = None
     """AOTAutograd's own."""
     arguments: int = -1
@@ -77,6 +81,14 @@ class Inference:
     def counted(self) -> list[int]:
         """Arguments that the graph updates and autograd knows: it counts their versions."""
         return list(self.metadata.mutated_graph_handled_indices_seen_by_autograd)
+
+
+def is_flat(gm: Any) -> bool:
+    """Whether what Dynamo gives is a graph, none of whose results is a tensor made of others."""
+    if not isinstance(gm, torch.fx.GraphModule):
+        return False
+    results = (n.meta.get("example_value") for n in gm.graph.output_node().all_input_nodes)
+    return not any(map(is_traceable_wrapper_subclass, results))
 
 
 def quickened(

@@ -25,7 +25,7 @@ import torch
 from torchair.configs.compiler_config import CompilerConfig, engine_keys, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
 from torchair.deploy import stored
-from torchair.deploy.compiled import CompiledModel, Version, shape_of
+from torchair.deploy.compiled import CompiledModel, Version, autocast_types, shape_of
 from torchair.deploy.guards import Traced
 from torchair.deploy.tensor_refs import Roots, SharedMemory, roots_of
 from torchair.deploy.trees import CallShape
@@ -125,7 +125,8 @@ class CachedCall(CompiledModel):
 
     def _options(self) -> dict[str, str]:
         local, process = self._config.as_dict()
-        return {k: str(v) for k, v in {**process, **local}.items()}
+        around = {"autocast": on} if (on := autocast_types()) else {}
+        return {k: str(v) for k, v in {**process, **local, **around}.items()}
 
     def _source(self) -> str:
         extra = [f"{op}{stored.code_hash(f)}" for op, f in self._decompositions.items()]

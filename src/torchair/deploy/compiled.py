@@ -9,11 +9,16 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
+from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 
 from torchair.backend import config_in, settings_of
 from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
@@ -31,7 +36,7 @@ from torchair.engine.run.native import DirectProgram, GuardedEntry
 from torchair.errors import GraphError, InputError
 from torchair.locks import RLock
 from torchair.log import warn_once
-from torchair.torch_private.dispatch import set_grad_enabled
+from torchair.torch_private.dispatch import is_any_autocast_enabled, set_grad_enabled
 from torchair.torch_private.profiler import is_profiling
 from torchair.trace import start_debug_log
 
@@ -51,6 +56,14 @@ _PATIENCE = 2
 _LONGEST = 1024
 
 
+def autocast_types() -> str:
+    """What autocast computes in, by device; nothing where it is off."""
+    if not is_any_autocast_enabled():
+        return ""
+    on = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    return ", ".join(f"{torch.get_autocast_dtype(d)} on {d}" for d in on) or "another device"
+
+
 class Version:
     """The model compiled for one kind of call."""
 
@@ -67,6 +80,7 @@ class Version:
         self.state = ModelState(roots, refs, traced.written)
         self._guards = Guards(traced.specs, traced.conditions)
         self._finish = result_of(traced.result, traced.constants)
+        self._autocast = autocast_types()
         self._calls, self._patience = 0, _PATIENCE
         self._made: Callable[..., Any] | None = None
         shape.forget()
@@ -74,7 +88,7 @@ class Version:
     def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
         """The flat arguments of a call that this was compiled for, else None."""
         flat = self._shape.flat(args, kwargs)
-        if flat is None or not self._guards.check(flat):
+        if flat is None or self._recast() or not self._guards.check(flat):
             return None
         return flat if self.state.problem() is None else None
 
@@ -87,9 +101,21 @@ class Version:
                 expected=", ".join(self._shape.labels) or "no arguments",
                 got=f"{len(args)} by position, by name: {', '.join(kwargs) or 'none'}",
             )
+        if self._recast():
+            return InputError(
+                "autocast is not what it was when the call was compiled",
+                expected=self._autocast or "no autocast",
+                got=autocast_types() or "no autocast",
+            )
         error = self._guards.mismatch(flat) or self.state.problem()
         assert error is not None
         return error
+
+    @property
+    def _recast(self) -> Callable[[], bool]:
+        """Whether autocast computes in other types than when this was compiled."""
+        known = self._autocast
+        return (lambda: autocast_types() != known) if known else is_any_autocast_enabled
 
     def shared(self, flat: Sequence[Any]) -> SharedMemory | None:
         """What arguments that fit share with what the call updates: the graph was traced as if it
@@ -105,10 +131,23 @@ class Version:
         grad = torch.is_grad_enabled()
         set_grad_enabled(False)
         try:
-            results = self._traced.wrapped(*args) if runner is None else runner.run(args)
-            return self._finish(results)
+            if runner is None:
+                return self._finish(self._traced.wrapped(*args))
+            results = runner.run(args)
         finally:
             set_grad_enabled(grad)
+        if self._traced.written:
+            increment_version([args[k] for k in self._traced.written])
+        return self._finish(results)
+
+    def _updated(self) -> Callable[[Sequence[Any]], list[torch.Tensor]] | None:
+        """What a call updates, of its flat arguments; None if nothing."""
+        if not self._traced.written:
+            return None
+        count, tensors = len(self.state.tensors), self._traced.tensors
+        own = [self.state.tensors[k] for k in self._traced.written if k < count]
+        given = [tensors[k - count] for k in self._traced.written if k >= count]
+        return lambda flat: [*own, *[flat[k] for k in given]]
 
     def _arguments(self, flat: Sequence[Any]) -> list[Any]:
         return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
@@ -162,7 +201,9 @@ class Version:
         if entry is None or any(program.results[i] >= 0 for i in graph.order):
             return None
         fresh = [i for i, k in enumerate(program.results) if k < 0]
-        made = _direct(program, entry, [fresh.index(i) for i in graph.order], self._finish, slowly)
+        order = [fresh.index(i) for i in graph.order]
+        state = self._recast, self._updated()
+        made = _direct(program, entry, order, self._finish, slowly, *state)
         self._patience = _PATIENCE
         if self._traced.written and tensors:
             made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
@@ -176,8 +217,11 @@ def _direct(
     order: Sequence[int],
     finish: Callable[[Sequence[Any]], Any],
     slowly: Callable[..., Any],
+    recast: Callable[[], bool],
+    updated: Callable[[Sequence[Any]], list[torch.Tensor]] | None,
 ) -> Callable[..., Any]:
-    """The whole call: results are allocated, the native guard does the rest."""
+    """The whole call: results are allocated, the native guard does the rest. `recast` tells whether
+    autocast is another one, `updated` the tensors whose versions count the call."""
     makers, enter = program.makers, entry.enter
 
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
@@ -190,22 +234,28 @@ def _direct(
         make = makers[0]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or is_profiling():
+            if kwargs or recast() or is_profiling():
                 return slowly(*args, **kwargs)
             made = make()
             done = enter(*args, made)
-            return made if done else otherwise(done, args, kwargs)
+            if not done:
+                return otherwise(done, args, kwargs)
+            if updated is not None:
+                increment_version(updated(args))
+            return made
 
         return call
     in_order = list(order) == list(range(len(makers)))
 
     def call_several(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or is_profiling():
+        if kwargs or recast() or is_profiling():
             return slowly(*args, **kwargs)
         made = [make() for make in makers]
         done = enter(*args, *made)
         if not done:
             return otherwise(done, args, kwargs)
+        if updated is not None:
+            increment_version(updated(args))
         return finish(made if in_order else [made[k] for k in order])
 
     return call_several
@@ -261,6 +311,21 @@ def dynamic_dims(dynamic: Dynamic, label: str, t: torch.Tensor) -> list[int]:
 OnMismatch = Literal["error", "recompile"]
 
 _VERSIONS = 64  # that one compiled model may have
+_models = RLock()
+"""Held by a thread that looks at a model: while one is traced, tensors without memory are in the
+place of its parameters, which others may have too."""
+_tracer: int | None = None  # the thread that traces one
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """This thread traces a model inside."""
+    global _tracer
+    before, _tracer = _tracer, get_ident()
+    try:
+        yield
+    finally:
+        _tracer = before
 
 
 @overload
@@ -384,20 +449,47 @@ class CompiledModel:
         decompositions: dict[Any, Any],
     ) -> None:
         self.model = model
+        self._attribute: str | None = None  # of a class
         self.versions: list[Version] = []
         self._config, self._dynamic, self._decompositions = config, dynamic, decompositions
         self._on_mismatch = on_mismatch
-        self._lock = RLock()
+        self._lock = _models
         self.most = _VERSIONS
         self._quick: Callable[..., Any] = self._slowly
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():  # a part of what torch.compile traces
+            return self.model(*args, **kwargs)
         return self._quick(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "model":  # not there yet, as in a copy that is being made
             raise AttributeError(name)
         return getattr(self.model, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or what is loaded, compiles anew: native code knows the first one's tensors."""
+        return {k: v for k, v in vars(self).items() if k not in ("_lock", "_quick")} | {
+            "versions": []
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=_models, _quick=self._slowly)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> CompiledModel:
+        """As a method, which each object has compiled for itself."""
+        if instance is None or self._attribute is None or not inspect.isfunction(self.model):
+            return self
+        place = f"_compiled_{self._attribute}"
+        found = vars(instance).get(place)
+        method = getattr(found, "model", None)
+        if not isinstance(method, MethodType) or method.__self__ is not instance:  # or a copy's
+            found = vars(instance)[place] = copy.copy(self)
+            found.model = MethodType(self.model, instance)
+        return found
 
     def __repr__(self) -> str:
         name = getattr(self.model, "__name__", type(self.model).__name__)
@@ -406,9 +498,10 @@ class CompiledModel:
     def add(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Version:
         """Compile for calls like this one."""
         shape = shape_of(self.model, args, kwargs)
-        traced, refs = self.trace(shape)
-        made = Version(roots_of(self.model), shape, traced, refs)
-        self.versions.insert(0, made)
+        with self._lock, _tracing():
+            traced, refs = self.trace(shape)
+            made = Version(roots_of(self.model), shape, traced, refs)
+            self.versions.insert(0, made)
         return made
 
     def trace(self, shape: CallShape) -> tuple[Traced, list[list[TensorRef]]]:
@@ -439,13 +532,16 @@ class CompiledModel:
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
         """A call through Python: finds the version, and makes the quick way to it."""
+        if _tracer == get_ident():  # another one, which this is a part of
+            return self.model(*args, **kwargs)
         version, flat = self._find(args, kwargs)
         shared = version.shared(flat)
         if shared is not None:
             return self._eagerly(shared, args, kwargs)
         result = version.run(flat)
         if not kwargs:
-            self._quick = version.quick(flat, self._slowly, self._quick) or self._quick
+            with self._lock:
+                self._quick = version.quick(flat, self._slowly, self._quick) or self._quick
         return result
 
     def _eagerly(self, reason: SharedMemory, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

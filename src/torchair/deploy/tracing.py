@@ -28,6 +28,7 @@ from torchair.ops.hcom import traced_collectives
 from torchair.pipeline import NpuFxCompiler
 from torchair.torch_private import aot, pytree
 from torchair.torch_private.aot import TracingContext, compiling, tracing
+from torchair.torch_private.dispatch import is_traceable_wrapper_subclass
 from torchair.torch_private.fake import DataDependentOutputException, FakeTensorMode, shapes_config
 from torchair.torch_private.symbols import PythonPrinter
 from torchair.torch_private.table import check
@@ -47,6 +48,8 @@ class _Flat(torch.nn.Module):
         self._call, self.refs = call, refs
         self.spec: pytree.TreeSpec | None = None
         self.constants: dict[int, Any] = {}
+        self.plain = True
+        """Whether no result is a tensor made of others."""
 
     def forward(self, *given: torch.Tensor) -> list[Any]:
         count = len(self.refs)
@@ -54,6 +57,7 @@ class _Flat(torch.nn.Module):
             result = self._call(given[count:])
         leaves, self.spec = pytree.tree_flatten(packed(result))
         kinds = torch.Tensor | torch.SymInt | torch.SymFloat
+        self.plain &= not any(map(is_traceable_wrapper_subclass, leaves))
         self.constants = {k: v for k, v in enumerate(leaves) if not isinstance(v, kinds)}
         return [v for k, v in enumerate(leaves) if k not in self.constants]
 
@@ -146,7 +150,7 @@ def trace(
         for k, v in enumerate(leaves)
     ]
     assert flat.spec is not None
-    bare = Inference(True, seen["metadata"], seen["count"]).is_bare(len(given))
+    bare = flat.plain and Inference(True, seen["metadata"], seen["count"]).is_bare(len(given))
     written = _written(seen["metadata"].input_info, len(refs), len(tensors))
     return Traced(
         seen["runner"] if bare else None,

@@ -17,9 +17,9 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import PER_GRAPH, initialize_graph_engine, take_dump_options
 from torchair.engine.plan.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.plan.records import Plan
+from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.executor import Program, RunStep
 from torchair.engine.run.frozen import FrozenTensors
-from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.memory import PlaceMemory
 from torchair.engine.run.native import DirectProgram
 from torchair.engine.session import TorchNpuGraph

@@ -2,8 +2,9 @@
 
     optimize   rules, folding, order of nodes                        engine/optimize/
     fuse       nodes that become one kernel are a unit               engine/fuse/  engine/units/
-    plan       steps, memory, and for each unit a request: loops     engine/plan/  engine/lower.py
-    generate   the text of the kernels that were asked for           codegen/ of the target
+    plan       steps over values, and for each unit a request: loops engine/plan/  engine/lower.py
+    generate   the text of kernels, for one step or several          codegen/ of the target
+    place      memory, for as long as that needs it                  engine/plan/lives.py
     build      machine code                                          codegen/ of the target
     bind       steps over memory, ready to be run                    engine/run/  codegen/*/run.py
 
@@ -32,6 +33,7 @@ from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState,
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.options import UNIT_FUSION, EngineOptions, warn_unknown
 from torchair.engine.plan.inputs import GraphInputs
+from torchair.engine.plan.lives import place_memory
 from torchair.engine.plan.planner import OutputLayout, Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.shape_family import ShapePlan
@@ -216,6 +218,7 @@ class GraphCompiler:
             try:
                 with caching(self._options.keep):
                     watch("generate", self.generate, plan)
+                    watch("place", self.place, plan)
                     watch("build", self.build, plan)
                     made = watch("bind", bind, plan)
             except BrokenKernels as e:
@@ -225,7 +228,10 @@ class GraphCompiler:
                 continue
             if new and self._super_kernels:
                 check_super_kernels(plan.plan() if isinstance(plan, ShapePlan) else plan)
-            stages = "graph %s: plan %dus, kernel text %dus, kernels compiled %dus, bound %dus"
+            stages = (
+                "graph %s: plan %dus, kernel text %dus, memory placed %dus, kernels compiled %dus, "
+                "bound %dus"
+            )
             native_logger.event(stages, self.graph.name, *watch.microseconds)
             if new:
                 self._show(plan)
@@ -243,7 +249,7 @@ class GraphCompiler:
             artifact(f"{name}_kernels", lambda: kernels_text(plan.natives))
 
     def plan(self, inputs: Sequence[torch.Tensor], given: Sequence[int]) -> Plan | ShapePlan:
-        """Steps and memory for these sizes: as in a plan made before if that can be, else from the
+        """Steps over values of these sizes: as in a plan made before if that can be, else from the
         graph. Every unit orders its kernel, one for all units of a kind."""
         if self.target is None:
             return self.planner.plan(self.inputs.facts(inputs))
@@ -267,7 +273,12 @@ class GraphCompiler:
             self.tuning.choose(plan)
         self.units.generate(plan.new_natives)
         if isinstance(plan, Plan):
-            self.units.target.schedule(plan)
+            plan.launches = self.units.target.schedule(plan)
+
+    def place(self, plan: Plan | ShapePlan) -> None:
+        """Memory for what a plan computes. A shape family has it for all its plans."""
+        if isinstance(plan, Plan):
+            place_memory(plan)
 
     def build(self, plan: Plan | ShapePlan) -> None:
         """Machine code for the kernels of a plan, as far as they are new."""

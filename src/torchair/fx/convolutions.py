@@ -84,7 +84,8 @@ class _Writer:
     def images(self, rows: fx.Node, like: Any) -> fx.Node:
         """Points as images, of the dims of others but for the channels."""
         n, _, height, width = like.meta["val"].shape
-        points = self(aten.view.default, rows, [n, height, width, -1])
+        channels = rows.meta["val"].shape[1]
+        points = self(aten.view.default, rows, [n, height, width, channels])
         return self(aten.permute.default, points, _CHANNELS_FIRST)
 
     def matrix(self, kernel: Any) -> fx.Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
+_NAMED = re.compile(r"G\['(?!__)\w+'\]")
+"""A global of the source of a model; Dynamo's own begin with underscores."""
 
 
 def skip_model_guards_unsafe(entries: Sequence[Any]) -> list[bool]:
@@ -26,13 +29,15 @@ def skip_model_guards_unsafe(entries: Sequence[Any]) -> list[bool]:
 
 
 def _is_of_torch(entry: Any) -> bool:
-    """Whether a guard compares a module, class or function of torch or Python with itself, or looks
-    into a module of torch."""
+    """Whether a guard compares a module of torch or Python with itself, or looks into one. What the
+    user has a name of his own for may be something else in the next call."""
     if not entry.is_global:
         return False
     value = entry.value
     if isinstance(value, ModuleType):
         return _is_known(value.__name__)
+    if _NAMED.fullmatch(entry.name):
+        return False
     if isinstance(value, _FUNCTIONS):
         return _is_known(getattr(value, "__module__", None) or "")
     return bool(entry.name.startswith(("G['__import_torch", "G['torch']")))

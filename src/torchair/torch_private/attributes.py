@@ -45,7 +45,10 @@ def _storage() -> Any:
 
 
 def _typed_storage() -> Any:
-    return _tensor().storage()
+    import torch
+
+    kind: Any = torch.storage.TypedStorage
+    return kind(wrap_storage=_storage(), dtype=torch.float32, _internal=True)  # does not warn
 
 
 def _node() -> Any:

@@ -46,6 +46,9 @@ NAMES = Names(
         "ExcludeDispatchKeyGuard": feature(
             "torch._C:_ExcludeDispatchKeyGuard", "streams in eager mode, the emulated device"
         ),
+        "is_any_autocast_enabled": required(
+            "torch._C:_is_any_autocast_enabled", "calls of torchair.compile under autocast"
+        ),
         "is_torch_function_mode_enabled": required(
             "torch._C:_is_torch_function_mode_enabled", "calls under a default device"
         ),

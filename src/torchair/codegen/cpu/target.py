@@ -51,7 +51,6 @@ class CpuTarget:
     shares_sums = False
     enters = True
     replays = False
-    apart = 0
     reach = 64 << 20
 
     def __init__(self, library: Library | None = None) -> None:
@@ -130,8 +129,9 @@ class CpuTarget:
         """Where code is that runs."""
         return self.library
 
-    def schedule(self, plan: TargetPlan) -> None:
-        """Every step is a kernel of its own."""
+    def schedule(self, plan: TargetPlan) -> Sequence[Sequence[TargetStep]]:
+        """Every step is a kernel of its own, in the order of the plan."""
+        return ()
 
     def build(self, plan: target.Buildable) -> None:
         """Compile the kernels of a plan."""

@@ -91,20 +91,32 @@ def bundles(
     steps: Sequence[TargetStep], plan: TargetPlan, layout: ArgumentLayout, join: Join
 ) -> list[Bundle]:
     """All steps, in launches. A kernel goes into the earliest launch that it can stand in, if none
-    of those after it touches what it touches."""
+    of those after it touches what it touches, and if there is memory for its results from there
+    on."""
     groups: list[Bundle] = []
+    alive: list[int] = []  # bytes of planned memory in use, by launch
     for job in _Jobs(steps, plan, layout, join).run():
-        home = None
-        for group in reversed(groups):
-            if _fits(group, job):
-                home = group
-            if any(j.overlaps(job.reads, job.writes) for j in group):
+        home, made = None, _bytes(job, steps, plan)
+        for number in reversed(range(len(groups))):
+            if alive[number] + made > plan.most_alive:
+                break
+            if _fits(groups[number], job):
+                home = number
+            if any(j.overlaps(job.reads, job.writes) for j in groups[number]):
                 break
         if home is None:
             groups.append([job])
-        else:
-            home.append(job)
+            alive.append(plan.alive(steps[job.steps[0]]))
+            continue
+        groups[home].append(job)
+        alive[home:] = [n + made for n in alive[home:]]
     return groups
+
+
+def _bytes(job: Job, steps: Sequence[TargetStep], plan: TargetPlan) -> int:
+    """Of planned memory that the results of a job are in."""
+    results = {r.slot: r for k in job.steps for s in steps[k].outs for r in [plan.place(s)[0]]}
+    return sum(r.size for r in results.values() if r.kind == "arena")
 
 
 def _fits(bundle: Bundle, job: Job) -> bool:

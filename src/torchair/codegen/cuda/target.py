@@ -49,7 +49,6 @@ class CudaTarget:
     shares_sums = True
     enters = False
     replays = True
-    apart = 12
     reach = 128 << 20
 
     def __init__(self, index: int, machine: Gpu | None = None) -> None:
@@ -208,10 +207,13 @@ class CudaTarget:
 
     # ---- running ----
 
-    def schedule(self, plan: TargetPlan) -> None:
+    def schedule(self, plan: TargetPlan) -> Sequence[Sequence[TargetStep]]:
         """Join kernels, and choose which stand side by side in a launch."""
-        for part in plan.native_parts:
-            self._shared(part, plan)
+        return [
+            [part[k] for job in bundle for k in job.steps]
+            for part in plan.native_parts
+            for bundle in self._shared(part, plan).groups
+        ]
 
     def _shared(self, steps: Sequence[TargetStep], plan: TargetPlan) -> SharedLaunches:
         """The launches of a part; of one that was not scheduled now."""

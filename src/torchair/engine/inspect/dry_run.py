@@ -11,6 +11,7 @@ from torchair.codegen.cuda.jit import Gpu, ptx
 from torchair.codegen.cuda.jobs import Bundle, launches_of
 from torchair.codegen.cuda.run import entry_of
 from torchair.codegen.cuda.target import CudaTarget
+from torchair.engine.plan.lives import place_memory
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.units.native_units import NativeUnits
@@ -51,4 +52,6 @@ def dry_run(
     planner = Planner(graph, "meta", assigned, (), units)
     plan = planner.plan([n.outputs[0].fact for n in graph.data])
     parts = launches_of(plan, target.joined)
+    plan.launches = target.schedule(plan)
+    place_memory(plan)
     return DryRun(plan, [bundle for _, part in parts for bundle in part], gpu)

@@ -16,13 +16,19 @@ _WASTE = 1.2  # times the least memory, that an arrangement made for other sizes
 
 @dataclass
 class Buffer:
-    """One intermediate: its size, a GuardedInt where that varies, and the first and last step that
-    touch it."""
+    """One intermediate: its size, a GuardedInt where that varies, the first and last step that
+    touch it, and the same counted in launches where a target moves steps."""
 
     size: Any
     first: int
     last: int
     offset: int = -1
+    begin: int = 0
+    end: int = -1
+
+    def precedes(self, other: Buffer) -> bool:
+        """Whether it is not needed any more when the other one begins to be."""
+        return bool(self.last < other.first and self.end < other.begin)
 
 
 def aligned(size: int) -> int:
@@ -37,23 +43,26 @@ def place(
 
     Each buffer takes the tightest gap left between those that it may not share bytes with: those
     alive at the same time, or what `apart` does not keep from it. Thousands may be, so they are
-    compared as arrays: offset, end, first and last step and number of what is placed, in the order
-    of offsets.
+    compared as arrays: offset, end, lives in steps and in launches, and number of what is placed,
+    in the order of offsets.
     """
-    placed = np.zeros((5, len(buffers)), dtype=np.int64)
+    placed = np.zeros((7, len(buffers)), dtype=np.int64)
     rank = order or _ORDERS[0]
     for k, number in enumerate(sorted(range(len(buffers)), key=lambda n: rank(buffers[n]))):
         buffer = buffers[number]
-        offsets, ends, first, last, numbers = placed[:, :k]
+        offsets, ends, first, last, begin, end, numbers = placed[:, :k]
         if apart is None:
-            rivals = (first <= buffer.last) & (last >= buffer.first)
+            before = (last < buffer.first) & (end < buffer.begin)
+            after = (first > buffer.last) & (begin > buffer.end)
+            rivals = ~(before | after)
         else:
             rivals = np.array([not apart(number, int(n)) for n in numbers], dtype=bool)
         size = aligned(buffer.size)
         buffer.offset = _tightest(offsets[rivals], ends[rivals], size)
         at = np.searchsorted(offsets, buffer.offset)
         placed[:, at + 1 : k + 1] = placed[:, at:k]
-        placed[:, at] = (buffer.offset, buffer.offset + size, buffer.first, buffer.last, number)
+        life = buffer.first, buffer.last, buffer.begin, buffer.end
+        placed[:, at] = (buffer.offset, buffer.offset + size, *life, number)
     return int(placed[1].max(initial=0))
 
 
@@ -105,7 +114,7 @@ def _tightest(offsets: Any, ends: Any, size: int) -> int:
 
 
 def _alive_together(a: Buffer, b: Buffer) -> bool:
-    return bool(a.first <= b.last and b.first <= a.last)
+    return not a.precedes(b) and not b.precedes(a)
 
 
 class Packing:
@@ -154,7 +163,10 @@ class Arena:
 
     def place(self, sizes: Sequence[int]) -> Laid:
         """Places as before, as long as that wastes little."""
-        placed = [Buffer(n, b.first, b.last) for n, b in zip(sizes, self.buffers, strict=True)]
+        placed = [
+            Buffer(n, b.first, b.last, -1, b.begin, b.end)
+            for n, b in zip(sizes, self.buffers, strict=True)
+        ]
         floor = lower_bound(placed)
         most = floor if self._compact else _WASTE * floor  # for an arrangement made for other sizes
         if self._apart is not None:

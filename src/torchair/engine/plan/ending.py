@@ -25,10 +25,6 @@ from torchair.operators import Trait, row_of
 
 _WORTH_FREEING = 1 << 16  # bytes that a kernel allocated; less is dropped when the call ends
 
-_SMALL = 1 << 18
-"""Buffers of so few bytes are not used again for some steps where a target wants that, so that
-kernels that have nothing to do with each other can run side by side."""
-
 
 @dataclass(frozen=True)
 class OutputLayout:
@@ -106,10 +102,11 @@ class Ending:
             self.lanes = None
 
     def run(self) -> records.Plan:
-        """The plan, with its buffers placed."""
+        """The plan, whose buffers `lives.place_memory` places. Those of lanes are placed here:
+        which step waits for which follows from where they are."""
         plan = self.open()
-        plan.arrange(plan.arena.place([b.size for b in plan.arena.buffers]))
         if self.lanes is not None:
+            plan.arrange(plan.arena.place([b.size for b in plan.arena.buffers]))
             plan.schedule = schedule_of(plan, self.lanes)
         return plan
 
@@ -282,9 +279,6 @@ class Ending:
             else:
                 allocation.buffer = len(buffers)
                 buffers.append(Buffer(allocation.size, allocation.first, allocation.last))
-        if self.plan.target is not None and self.plan.target.apart:
-            for buffer in buffers:
-                buffer.last += self.plan.target.apart if buffer.size <= _SMALL else 0
         apart = None
         if sharing is not None:
             inside: list[list[Allocation]] = [[] for _ in buffers]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import cached_property
+from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from torchair.codegen.program import Allocation, Native
+from torchair.codegen.program import Allocation, Native, TargetStep
 from torchair.codegen.streams import HOST, DeviceStreams, streams_of
 from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig, Target
 from torchair.engine.plan.arena import Arena, Laid
+from torchair.engine.plan.parts import StepGroup, parts_of
 
 if TYPE_CHECKING:
     from torchair.ge.graph import Node, Value
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 StepKind = Literal["out", "call", "view", "copy", "native", "late"]
 """What is done: `out` (kernel writes planned buffers), `call` (kernel allocates), `view`, `copy`,
 `native` (generated code), and `late` (kernel is made when the data are there)."""
+
+
+MORE = 4 << 20
+"""Bytes that steps side by side may use beside those that the plan needs at once anyway."""
 
 
 def extent(shape: Any, strides: Any) -> int:
@@ -155,6 +161,10 @@ class Plan:
     places: dict[int, tuple[Allocation, int]] = field(default_factory=dict)
     layouts: dict[Any, Any] = field(default_factory=dict)  # what programs of such plans share
     schedule: Schedule | None = None  # if there is more than one lane
+    launches: Sequence[Sequence[TargetStep]] = ()  # native steps as the target joins and moves them
+    groups: list[list[StepGroup]] = field(
+        default_factory=list
+    )  # parts, branches of a fork together
     # of kernels for several steps
     config_of: Callable[[Any], KernelConfig] = lambda request: DEFAULT_CONFIG
     threads: int = 0  # most that run its native steps, 0: as many as torch has
@@ -200,8 +210,7 @@ class Plan:
             pieces = [p for lane in lanes for p in self.schedule.pieces(lane, self.steps)]
             found = [[self.steps[k] for k in piece] for piece in pieces]
             return [part for part in found if part[0].kind == "native"]
-        runs = groupby(self.steps, key=lambda step: step.kind == "native")
-        return [list(part) for native, part in runs if native]
+        return [p.steps for p in parts_of(self.steps) if p.steps[0].kind == "native"]
 
     @property
     def natives(self) -> list[Native]:
@@ -222,6 +231,44 @@ class Plan:
     def work(self) -> Any:
         """Microseconds that one thread needs for the native steps, roughly."""
         return sum(s.code.work for s in self.native_steps)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether calls of libraries that need nothing of each other are run side by side."""
+        recorded = self.streams is not None and self.streams.can_record
+        return recorded or (self.target is not None and self.target.overlaps)
+
+    # ---- memory ----
+
+    def touches(self) -> list[list[int]]:
+        """For each buffer of the arena the steps, by number, that read or write it; the number
+        after the last one if it is read when all have run."""
+        found: list[list[int]] = [[] for _ in self.arena.buffers]
+        leaving = [o.slot for o in self.outputs] + [w.value_slot for w in self.write_backs]
+        used = [[] if s.kind == "view" else [*s.reads, *s.outs] for s in self.steps]
+        for k, slots in enumerate([*used, leaving]):
+            for buffer in {self.places[slot][0].buffer for slot in slots} - {-1}:
+                found[buffer].append(k)
+        return found
+
+    @cached_property
+    def _alive(self) -> dict[int, int]:
+        """Bytes of buffers in use at each step, by its identity."""
+        change = [0] * (len(self.steps) + 2)
+        for buffer, steps in zip(self.arena.buffers, self.touches(), strict=True):
+            if steps:
+                change[steps[0]] += buffer.size
+                change[steps[-1] + 1] -= buffer.size
+        return dict(zip(map(id, self.steps), accumulate(change), strict=False))
+
+    def alive(self, step: TargetStep) -> int:
+        """Bytes of planned memory in use while a step runs, where none is moved."""
+        return self._alive[id(step)]
+
+    @cached_property
+    def most_alive(self) -> int:
+        """Bytes of planned memory that steps may use at once, wherever they are moved."""
+        return max(self._alive.values(), default=0) + MORE
 
     def arrange(self, placement: Laid) -> None:
         """Take over where buffers lie."""

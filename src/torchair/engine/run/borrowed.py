@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.executor import Program
 from torchair.engine.run.consumed import Lives, between, slots_of
+from torchair.engine.run.executor import Program
 from torchair.engine.run.memory import ARENA, PlaceMemory
 from torchair.flags import poisoning
 from torchair.torch_private import cuda

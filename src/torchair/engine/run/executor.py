@@ -7,7 +7,6 @@ calls from several threads never share memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from inspect import CO_VARARGS
 from types import FunctionType
 from typing import Any
@@ -20,11 +19,9 @@ from torchair.codegen.program import (
     BadIndex,
     Memory,
     NativePart,
-    Range,
-    overlap,
-    range_of,
 )
 from torchair.codegen.streams import DeviceStreams
+from torchair.engine.plan.parts import MOST_BRANCHES, StepGroup, parts_of
 from torchair.engine.plan.records import OutputSpec, Plan, Step, extent
 from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.memory import (
@@ -40,7 +37,7 @@ from torchair.engine.strides import as_list, same_strides
 from torchair.flags import debug_level, poisoning
 from torchair.ge.graph import Fact, Value
 from torchair.log import debug_print
-from torchair.operators import Op, Trait, has_trait, row_of
+from torchair.operators import Op, row_of
 from torchair.operators.reference import tensor_fact
 
 RunStep = Callable[[list[Any]], None]
@@ -94,28 +91,15 @@ class Program:
         runs side by side."""
         runs: list[RunStep] = []
         tell = debug_level() >= 5
-        parts = [[p] for p in self._parts(tell)] if tell else forks(self._parts(), self.plan)
-        self._groups = [[step for part in group for step in part.steps] for group in parts]
+        alone = [[part] for part in parts_of(self.plan.steps, single=tell)]
+        groups = alone if tell else self.plan.groups or alone
+        self._groups = [[step for part in group for step in part.steps] for group in groups]
         memory = Memory(self.plan, self.arena.data_ptr(), self._scratch)
-        for group in parts:
+        for group in groups:
             self._positions.append(group[0].first)
             calls = [(p, self._prepared(p, memory, tell)) for p in group]
             runs.append(calls[0][1] if len(calls) == 1 else side_by_side(calls, self.plan.streams))
         return runs
-
-    def _parts(self, single: bool = False) -> list[StepGroup]:
-        """The steps, consecutive native ones together unless each is wanted `single`. Views between
-        them come first: they read no memory, and native steps make no tensors."""
-        parts: list[StepGroup] = []
-        for k, step in enumerate(self.plan.steps):
-            after_native = bool(parts) and parts[-1].steps[0].kind == "native"
-            if after_native and not single and step.kind == "native":
-                parts[-1].steps.append(step)
-            elif after_native and not single and step.kind == "view" and not step.frees:
-                parts.insert(len(parts) - 1, StepGroup([step], k))
-            else:
-                parts.append(StepGroup([step], k))
-        return parts
 
     def _prepared(self, part: StepGroup, memory: Memory, tell: bool) -> RunStep:
         first = part.steps[0]
@@ -384,104 +368,7 @@ def _late(step: Step, arena: torch.Tensor) -> RunStep:
     return run
 
 
-# ---- calls of libraries that need nothing of each other, side by side on a GPU that records ----
-#
-# A product of few rows leaves most of a GPU idle, and three of them in a row wait for each other
-# for nothing. In a recording they are branches: each begins when what was recorded before is done,
-# and what is recorded after waits for all. Kernels of our own that move much memory may be one of
-# them. Outside of recordings the host is what takes time, and all run one after the other.
-
-MOST = 4
-"""Branches of one fork."""
-SMALL = 1 << 31
-"""Multiplications of a call that does not fill the device for long."""
-MUCH = 4 << 20
-"""Bytes that kernels of our own make, so that a fork is worth its price."""
-
-
-@dataclass
-class StepGroup:
-    """Consecutive steps that are run as one: native ones, or a single other step."""
-
-    steps: list[Step]
-    first: int  # the number of the first one
-
-    @property
-    def is_view(self) -> bool:
-        """Whether nothing is run on a device."""
-        return self.steps[0].kind == "view"
-
-
-@dataclass
-class _Fork:
-    """Parts that can be branches, and views between them."""
-
-    parts: list[StepGroup] = field(default_factory=list)
-    reads: list[Range] = field(default_factory=list)
-    writes: list[Range] = field(default_factory=list)
-    calls: int = 0
-    branches: int = 0
-
-    def takes(self, part: StepGroup, plan: Plan) -> bool:
-        """Add a part, unless it is no branch or touches what one of them writes."""
-        if part.is_view:
-            self.parts.append(part)
-            return True
-        call = _is_small_call(part.steps[0], plan)
-        if self.branches == MOST or not (call or _moves_much(part, plan)):
-            return False
-        reads = [range_of(plan.place(s)[0]) for x in part.steps for s in x.reads]
-        writes = [range_of(plan.place(s)[0]) for x in part.steps for s in x.outs]
-        if (
-            overlap(writes, self.reads)
-            or overlap(writes, self.writes)
-            or overlap(reads, self.writes)
-        ):
-            return False
-        self.parts.append(part)
-        self.reads += reads
-        self.writes += writes
-        self.calls += call
-        self.branches += 1
-        return True
-
-
-def forks(parts: Sequence[StepGroup], plan: Plan) -> list[list[StepGroup]]:
-    """All parts in order, those together that are branches of one fork."""
-    groups: list[list[StepGroup]] = []
-    fork = _Fork()
-    records = plan.streams is not None and plan.streams.can_record
-    for part in [*parts, None]:
-        if part is not None and records and fork.takes(part, plan):
-            continue
-        if fork.calls and fork.branches > 1:
-            groups.append(fork.parts)
-        else:
-            groups += [[p] for p in fork.parts]
-        fork = _Fork()
-        if part is not None and not fork.takes(part, plan):
-            groups.append([part])
-    return groups
-
-
-def _is_small_call(step: Step, plan: Plan) -> bool:
-    """Whether a step is a product or a convolution by a library, and not a large one."""
-    if step.kind not in ("out", "call") or not has_trait(step.node, Trait.CONTRACTION):
-        return False
-    if len(step.outs) != 1 or not isinstance(step.args[1], int):
-        return False
-    made = plan.place(step.outs[0])[0].meta
-    weights = plan.place(step.args[1])[0].meta
-    if made.dim() < 2 or weights.dim() < 2:
-        return False
-    features = made.shape[1] if weights.dim() > 3 else made.shape[-1]
-    return made.numel() * (weights.numel() // max(features, 1)) <= SMALL
-
-
-def _moves_much(part: StepGroup, plan: Plan) -> bool:
-    if part.steps[0].kind != "native" or any(s.code.scratch for s in part.steps):
-        return False
-    return sum(plan.place(o)[0].bytes for s in part.steps for o in s.outs) >= MUCH
+# ---- parts that a GPU runs side by side ----
 
 
 def side_by_side(
@@ -497,7 +384,7 @@ def side_by_side(
             return
         here = streams.current
         begin = here.record_event()
-        unused = iter([None, *streams.sides(MOST - 1)])  # the first stays here
+        unused = iter([None, *streams.sides(MOST_BRANCHES - 1)])  # the first stays here
         used: list[Any] = []
         for part, call in calls:
             side = None if part.is_view else next(unused)

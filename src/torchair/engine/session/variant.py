@@ -14,6 +14,7 @@ import torch
 from torchair.codegen.streams import streams_of
 from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.inspect.dump import STATISTICS, GraphDump
+from torchair.engine.plan.lives import place_memory
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.run.frozen import FrozenTensors
@@ -161,7 +162,9 @@ class WeightVariant:
             return pool.plan
         if self.inputs.dynamic or self.inputs.by_value:
             return None
-        return self.compiler.planner.plan([v.fact for v in self.inputs.data])
+        plan = self.compiler.planner.plan([v.fact for v in self.inputs.data])
+        place_memory(plan)
+        return plan
 
     # ---- runs ----
 
