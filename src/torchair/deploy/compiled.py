@@ -25,6 +25,7 @@ from torchair.configs.compiler_config import CompilerConfig, apply_options, warn
 from torchair.deploy.guards import Expected, Guards, Traced, TraceError
 from torchair.deploy.tensor_refs import (
     ModelState,
+    ModuleWalk,
     Roots,
     SharedMemory,
     TensorRef,
@@ -509,7 +510,9 @@ class CompiledModel:
         from torchair.deploy.tracing import trace
 
         check_names(self._dynamic, shape.labels)
-        refs = tensor_refs_of(roots_of(self.model))
+        roots = roots_of(self.model)
+        refs = tensor_refs_of(roots)
+        modules = [(name, module) for name, module, _ in ModuleWalk(roots).modules]
 
         def call(leaves: Sequence[Any]) -> Any:
             positional, named = shape.restored(leaves)
@@ -524,6 +527,7 @@ class CompiledModel:
             self._config,
             self._decompositions,
             self.from_two,
+            modules,
         )
         for k in traced.unread:
             if all(h.loose for h in refs[k]):  # no need to check it any more
