@@ -21,8 +21,15 @@ from torchair.codegen.program import (
     NativePart,
 )
 from torchair.codegen.streams import DeviceStreams
-from torchair.engine.plan.parts import MOST_BRANCHES, StepGroup, parts_of
-from torchair.engine.plan.records import OutputSpec, Plan, Step, extent
+from torchair.engine.plan.forks import MOST_BRANCHES
+from torchair.engine.plan.records import (
+    OutputSpec,
+    Plan,
+    Step,
+    StepGroup,
+    extent,
+    parts_of,
+)
 from torchair.engine.run.memory import (
     ARENA,
     PlaceMemory,
