@@ -336,7 +336,7 @@ def test_run_air_names_inputs(small: tuple[Path, Small], tmp_path: Path, capsys:
     file, x = str(small[0]), f"{tmp_path}/x.npy"
     for given, words in (
         ([f"y={x}"], "no input y"),
-        ([f"x={x}", f"x={x}"], "two files for the input x"),
+        ([f"x={x}", f"x={x}"], "more than one file for the input x"),
         ([x, x, x], "too many inputs"),
     ):
         assert cli.main(["run-air", file, *(p for a in given for p in ("--input", a))]) == 2

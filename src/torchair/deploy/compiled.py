@@ -83,7 +83,7 @@ class Version:
         flat = self._shape.flat(args, kwargs)
         if flat is None:
             return InputError(
-                "the arguments are not nested or named as those that the call was compiled for",
+                "nesting or names of the arguments differ from those of the compiled call",
                 expected=", ".join(self._shape.labels) or "no arguments",
                 got=f"{len(args)} by position, by name: {', '.join(kwargs) or 'none'}",
             )

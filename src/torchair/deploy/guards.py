@@ -324,7 +324,7 @@ def _spec_of(data: dict[str, Any]) -> Spec:
         right &= all(type(d) in (int, str) for d in spec.dims)
         right &= spec.order is None or sorted(spec.order) == list(range(len(spec.dims)))
         if not right or not isinstance(getattr(torch, spec.dtype, None), torch.dtype):
-            raise ValueError(f"not what a tensor can be: {spec}")
+            raise ValueError(f"not a specification of a tensor: {spec}")
     return spec
 
 
