@@ -298,7 +298,7 @@ def _check_operators(graph: Graph) -> None:
             continue
         name = str(node.attr("target", ""))
         if name.startswith(("object:", "higher_order::")) or name.split(".")[0] in _FORBIDDEN:
-            raise SerializationError(f"{node.name} calls {name!r}, which files may not")
+            raise SerializationError(f"{node.name} calls {name!r}, which is not allowed in a file")
         find_target(node)
 
 
