@@ -355,7 +355,7 @@ def _copy(step: Step) -> RunStep:
 
 
 def _late(step: Step, arena: torch.Tensor) -> RunStep:
-    """A step whose dims or host integers only the data tell: the kernel is made at every call."""
+    """A step with data-dependent dims or host integers: the kernel is made at every call."""
     row = row_of(step.node.type)
     assert row is not None
     store = _storer(step, arena)
