@@ -380,9 +380,10 @@ def forget_numbers(graph: Graph, state: GraphState) -> None:
     if any(v.device_type != "CPU" for v in given):
         return
     steering = steering_nodes(graph)
+    numbers = [v for v in given if isinstance(v.content, Sym)]  # else sympy need not be loaded
     data = {
         v.content.expr
-        for v in given
+        for v in numbers
         if v.node not in steering and v.uses and v.content == symbol(v.node.name)
     }
     shapes = (d for n in graph.nodes for v in n.outputs for d in v.shape or ())
