@@ -14,7 +14,6 @@ import torch
 from torchair.codegen.streams import streams_of
 from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.inspect.dump import STATISTICS, GraphDump
-from torchair.engine.plan.lives import place_memory
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.run.frozen import FrozenTensors
@@ -160,9 +159,7 @@ class WeightVariant:
             return pool.plan
         if self.inputs.dynamic or self.inputs.by_value:
             return None
-        plan = self.compiler.planner.plan([v.fact for v in self.inputs.data])
-        place_memory(plan)
-        return plan
+        return self.compiler.preview()
 
     # ---- runs ----
 
