@@ -195,7 +195,7 @@ def test_an_argument_too_many_is_an_error():
     compiled = torchair.compile(torch.add, (torch.ones(2), torch.ones(2)))
     two = torchair.compile(lambda x, y: x * y, (torch.ones(2), torch.ones(2)))
     for call in (compiled, two):
-        with pytest.raises(InputError, match="not nested or named"):
+        with pytest.raises(InputError, match="nesting or names of the arguments"):
             call(torch.ones(2), torch.ones(2), 1)
 
 
