@@ -167,7 +167,7 @@ def compile_with_aot(
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
-    call = quickened(made, inference, len(example_inputs))
+    call = quickened(made, inference, len(example_inputs), partial(spoken_by, speaker))
     if outside is not None and finish is None:
         call = outside.around(call)
     if not config.experimental_config.aot_config_enable_joint_graph:
@@ -216,11 +216,20 @@ def opaque(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def boxed(runner: Callable[..., Any]) -> Callable[[list[Any]], Any]:
-    """A callable over one list of arguments, the convention AOTAutograd is fastest with."""
-    run = getattr(runner, "run", None)
+    """A callable over one list of arguments, the convention AOTAutograd is fastest with. It may
+    take them out of the list."""
+    from torchair.engine.run.consumed import Consumed
+
+    run, consumes = getattr(runner, "run", None), getattr(runner, "consumes", False)
 
     def call(args: list[Any]) -> Any:
-        return run(args) if run is not None else runner(*args)
+        if run is None:
+            return runner(*args)
+        if consumes:
+            given = Consumed(args)
+            args.clear()
+            return run(given)
+        return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

@@ -172,6 +172,7 @@ class NpuFxCompiler:
             info = describe(gm, conversion.graph.name, static, ReplayedGraph.OPTIONS)
             info.unupdated_sym_input_index = list(key_entries(gm, on_device=True))
             return ReplayedGraph(graph, info)
+        graph.consumes = trace.phase == "backward" and not graph.needs_inputs
         return graph
 
     def _for_capture(

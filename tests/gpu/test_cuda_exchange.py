@@ -75,8 +75,13 @@ class Pool:
 
     device = torch.device("cpu")
 
+    def __init__(self) -> None:
+        self.inputs: dict[int, torch.Tensor] = {}
+
     def input_like(self, position: int, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        self.inputs[position] = made
+        return made
 
     def result_at(self, address: int, size: int) -> torch.UntypedStorage:
         return over_address(address, self.device, size)
@@ -281,18 +286,22 @@ class Walk(EngineWalk):
 
 
 def test_torch_replays_graphs_that_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It alone advances the generator of a graph with each replay."""
+    """It alone advances the generator of a graph with each replay. Where it does not show what it
+    launches, nothing is exchanged in such a graph."""
     generator = torch.Generator().manual_seed(3)
     options, x = base.CaptureOptions(), lambda: data(0, 8)
     plain = Walk(lambda: [ge.Relu(x())], lambda: None)
     dropout = Walk(lambda: ge.NativeDropout(ge.Relu(x()), p=0.5), lambda: None)
     # of an operator of another library only its run tells
     foreign = Walk(lambda: [ge.Relu(x())], lambda: torch.rand(1, generator=generator))
-    for walk, exchanges in ((plain, True), (dropout, False), (foreign, False)):
+    for walk, draws in ((plain, False), (dropout, True), (foreign, True)):
         captures = substrate(monkeypatch, generator)
         request = base.ToCapture("g", lambda *a: (), [], base.ArgumentKinds(), options)
         captures._rehearse(walk, request)
-        assert captures._can_exchange(walk, options) == exchanges
+        assert captures._draws(walk) == draws
+        for shown in (False, True):
+            captures._accelerator.shows_executable = shown  # type: ignore[misc]
+            assert captures._can_exchange(walk, options) == (shown or not draws)
 
 
 def test_arguments_of_the_first_call_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,10 +315,53 @@ def test_arguments_of_the_first_call_are_not_kept(monkeypatch: pytest.MonkeyPatc
     kinds = base.ArgumentKinds(users=(0,))
     request = base.ToCapture("g", lambda *a: (), [x], kinds, base.CaptureOptions())
     walk, kept = Walk(lambda: [data(0, 8)], lambda: None), weakref.ref(x)
-    again: Any = captures._record_twice(walk, request)
+    again: Any = captures._record_twice(walk, request, [0])
     del x, request
     assert kept() is None
     assert again([5]).args == [5] and again([5]).kinds == kinds
+
+
+def test_arguments_that_no_kernel_shows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are read where they are."""
+    captures, asked = substrate(monkeypatch, torch.Generator()), list[int]()
+
+    def recorded(record: Any, stand_ins: StandIns, arguments: int, draws: bool) -> None:
+        asked.append(arguments)
+        if arguments == 3:
+            raise exchange.UnseenPieces([1])
+
+    monkeypatch.setattr(exchange, "recorded", recorded)
+    monkeypatch.setattr(exchange, "ExchangedRecording", lambda *given: given)
+    memory = Pool()
+    monkeypatch.setattr(captures, "_memory_for", lambda options: memory)
+    args = [torch.ones(4), torch.ones(3), torch.ones(2)]
+    kinds = base.ArgumentKinds(users=(0, 1, 2))
+    request = base.ToCapture("g", lambda *a: (), args, kinds, base.CaptureOptions())
+    monkeypatch.setattr(captures, "_device", args[0].device)
+    walk = Walk(lambda: [data(0, 8)], lambda: None)
+    made: Any = captures._record_exchanging(walk, request)
+    assert asked == [3, 2]
+    *_, moving, (feed,), _ = made
+    assert moving == [0, 2]
+    targets = [memory.inputs[1]]
+    feed([torch.zeros(4), torch.full((3,), 7.0), torch.zeros(2)])
+    equal(targets, [torch.full((3,), 7.0)])
+
+
+def test_results_that_no_kernel_shows_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = substrate(monkeypatch, torch.Generator())
+
+    def recorded(record: Any, stand_ins: StandIns, arguments: int, draws: bool) -> None:
+        raise exchange.UnseenPieces([0, 1])
+
+    monkeypatch.setattr(exchange, "recorded", recorded)
+    monkeypatch.setattr(captures, "_memory_for", lambda options: Pool())
+    x = torch.ones(4)
+    monkeypatch.setattr(captures, "_device", x.device)
+    kinds = base.ArgumentKinds(users=(0,))
+    request = base.ToCapture("g", lambda *a: (), [x], kinds, base.CaptureOptions())
+    with pytest.raises(DriverError, match="piece 0"):
+        captures._record_exchanging(Walk(lambda: [data(0, 8)], lambda: None), request)
 
 
 # ---- on a GPU

@@ -243,6 +243,24 @@ def test_only_kernels_that_read_what_has_moved_get_new_arguments(driver: Any) ->
     ]
 
 
+def test_torch_launches_a_graph_that_draws(driver: Any) -> None:
+    """What torch has made of it gets the new addresses."""
+    made = driver([word(0x1000)])
+    done: list[str] = []
+    torchs = SimpleNamespace(
+        instantiate=lambda: done.append("instantiate"),
+        raw_cuda_graph_exec=lambda: 77,
+        replay=lambda: done.append("replay"),
+    )
+    run = ExecutableGraph(1, nodes_of(1), [Patch(0, 0, 0, 0)], 1, torchs)
+    run.exchange([(0, 0x5000)])
+    run.launch(3)
+    assert made.set == [(0, [word(0x5000)])] and run._exec.value == 77
+    assert done == ["instantiate", "replay"]
+    del run
+    assert not made.done  # it is torch's
+
+
 def test_arguments_in_one_block_are_given_as_one(driver: Any) -> None:
     made = driver([word(5) + word(0x1000) + b"\x01\x02"])
     made.block = True
@@ -347,7 +365,9 @@ class Nodes:
         monkeypatch.setattr(exchange, "nodes_of", self._nodes)
         monkeypatch.setattr(exchange, "ExecutableGraph", self._executable)
 
-    def _executable(self, graph: int, nodes: Any, patches: list[Patch], pieces: int) -> Any:
+    def _executable(
+        self, graph: int, nodes: Any, patches: list[Patch], pieces: int, torchs: Any
+    ) -> Any:
         read = [p.piece for p in patches]
         return SimpleNamespace(graph=graph, patches=patches, readers=read.count)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import torchair
 from compiling import compiled
 from torchair.engine.run import borrowed
 from torchair.engine.run.borrowed import MOVES, BorrowingProgram
@@ -71,6 +73,76 @@ def test_an_arena_in_another_place(
             torch.testing.assert_close(got, wanted)
     (program,) = made
     assert program.moves == MOVES + 1 and program._memory is taken[-1]
+
+
+class Layers(torch.nn.Module):
+    """Layers with an operator of torch in each, so that a program has many parts."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        linear = (torch.nn.Linear(width, width) for _ in range(count))
+        self.layers = torch.nn.ModuleList(linear)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.cumsum(torch.tanh(layer(x)), 0) / len(x)
+        return x
+
+
+def test_a_backward_lets_go_of_what_it_has_read(
+    made: list[BorrowingProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its parts what the forward has saved ends, and gradients begin: never are all there
+    at once."""
+    model, x = Layers(6, 96), torch.randn(128, 96)
+    static = sum(p.nbytes for p in model.parameters())
+    most: dict[BorrowingProgram, list[int]] = {}
+    give_lives = BorrowingProgram._give_lives
+
+    def watched(self: BorrowingProgram) -> None:
+        give_lives(self)
+        kinds = {a.slot: a.kind for a in self.plan.allocations}
+
+        def bytes_now(registers: list[Any]) -> int:
+            held = {
+                t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+                for slot, t in enumerate(registers)
+                if t is not None and kinds.get(slot) in ("input", "fresh")
+            }
+            return sum(held.values())
+
+        def after(run: Any, registers: list[Any]) -> None:
+            run(registers)
+            most.setdefault(self, []).append(bytes_now(registers))
+
+        self._runs = [partial(after, run) for run in self._runs]
+
+    monkeypatch.setattr(BorrowingProgram, "_give_lives", watched)
+    call = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=False)
+    wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    for _ in range(3):
+        got = torch.autograd.grad(call(x).square().sum(), list(model.parameters()))
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)
+    _, backward = made
+    saved = sum(a.size for a in backward.plan.allocations if a.kind == "input")
+    gradients = sum(a.size for a in backward.plan.allocations if a.kind == "fresh")
+    assert gradients == static and saved > static + 8 * x.nbytes
+    assert max(most[backward]) <= saved < 0.9 * (saved + gradients)
+    assert most[backward][-1] <= gradients + static  # what the caller holds
+
+
+def test_a_backward_that_is_called_twice_keeps_what_was_saved(
+    made: list[BorrowingProgram],
+) -> None:
+    model, x = Layers(2, 16), torch.randn(32, 16)
+    call = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=False)
+    loss, wanted = call(x).square().sum(), model(x).square().sum()
+    parameters = list(model.parameters())
+    for again in (True, False):
+        got = torch.autograd.grad(loss, parameters, retain_graph=again)
+        eager = torch.autograd.grad(wanted, parameters, retain_graph=again)
+        torch.testing.assert_close(got, eager, rtol=1e-4, atol=1e-3)
+    assert len(made) == 2
 
 
 def test_what_a_user_records_has_a_program_of_its_own() -> None:

@@ -28,7 +28,7 @@ from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph
 from torchair.labels import STREAM_LABEL
 from torchair.operators import infer
-from torchair.operators.purity import is_foreign, is_pure
+from torchair.operators.purity import draws, is_foreign, is_pure
 from torchair.ops import purity
 
 F = DataType.DT_FLOAT
@@ -279,3 +279,31 @@ def test_errors_of_foreign_operators_keep_their_class():
     torch._dynamo.reset()
     with pytest.raises(OwnError, match="not today"):
         torch.compile(lambda x: ops.refuse(x, 1), backend="torchair")(torch.ones(2))
+
+
+ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "draw"),
+    [
+        (torch.ops.aten.bernoulli.default, ("x",), True),
+        (torch.ops.aten.cumsum.default, ("x", 0), False),
+        (ATTENTION.default, ("x", "x", "x", None, True), False),
+        (ATTENTION.default, ("x", "x", "x", None, True, 0.0), False),
+        (ATTENTION.default, ("x", "x", "x", None, True, 0.1), True),
+        (ATTENTION.default, ("x", "x", "x", None, True, "rate"), True),
+        (
+            torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
+            (*["x"] * 4, None, *["x"] * 4, 0.1, [True, True, True, False]),
+            False,
+        ),
+    ],
+)
+def test_which_nodes_draw(graph, op, args, draw):
+    """Attention that draws nothing may be replayed at other addresses; its gradient is given the
+    state that it drew with."""
+    x = Data(index=0, dtype=F, shape=[1, 2, 8, 8], placement="CPU")
+    rate = Data(index=1, dtype=F, shape=[], placement="CPU")
+    given = tuple({"x": x, "rate": rate}[a] if isinstance(a, str) else a for a in args)
+    assert draws(torch_call(op, given, {}, 4, {})) is draw

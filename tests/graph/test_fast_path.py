@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -365,3 +367,62 @@ def test_results_made_of_other_tensors_are_still_made_of_them(paths):
                 same(made.a, x * 2)
                 same(made.b, x + 1)
     assert not paths
+
+
+# ---- captured graphs
+
+
+@pytest.fixture
+def usual(monkeypatch):
+    """Calls of captured graphs that AOTAutograd's wrapper has taken."""
+    taken = []
+    make = fast_path._entering
+
+    def entering(wrapped, run, counted):
+        def noted(*args):
+            taken.append(len(args))
+            return wrapped(*args)
+
+        return make(noted, run, counted)
+
+    monkeypatch.setattr(fast_path, "_entering", entering)
+    return taken
+
+
+def captured(model):
+    config = torchair.CompilerConfig()
+    with warnings.catch_warnings(action="ignore"):  # the mode has a newer name
+        config.mode = "reduce-overhead"
+        backend = torchair.get_npu_backend(compiler_config=config)
+    return torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference", "grad", "autocast"])
+def test_captured_graphs_need_no_wrapper_where_no_mode_is_to_be_set(usual, mode):
+    model, x = Net().requires_grad_(False), torch.randn(4, 6)
+    fast = captured(model)
+    modes = {
+        "no_grad": torch.no_grad(),
+        "inference": torch.inference_mode(),
+        "grad": torch.enable_grad(),
+        "autocast": torch.autocast("cpu", torch.bfloat16),
+    }
+    for _ in range(3):
+        with modes[mode]:
+            got, wanted = fast(x), model(x)
+        torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
+        assert (got.dtype, got.requires_grad) == (wanted.dtype, wanted.requires_grad)
+        assert got.is_inference() == wanted.is_inference()
+    assert len(usual) == (3 if mode in ("grad", "autocast") else 0)
+
+
+@torch.no_grad()
+def test_captured_graphs_update_buffers_and_count_versions(usual):
+    model = Net(updates=True)
+    eager, fast = copy.deepcopy(model), captured(model)
+    for _ in range(3):
+        x, before = torch.randn(4, 6), model.seen._version
+        same(fast(x), eager(x))
+        same(model.seen, eager.seen)
+        assert model.seen._version == before + 1
+    assert not usual

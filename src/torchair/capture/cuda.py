@@ -62,6 +62,7 @@ class Accelerator:
     new_graph: Callable[[], Any]
     bindings: Any  # the module of C functions
     new_open_graph: Callable[[], Any] | None = None  # whose nodes can be looked at
+    shows_executable: bool = False  # of such a graph
 
     @classmethod
     def of(cls, kind: str) -> Accelerator:
@@ -69,7 +70,8 @@ class Accelerator:
         if kind == "cuda":
             graph = torch.cuda.CUDAGraph
             opened = partial(graph, keep_graph=True) if hasattr(graph, "raw_cuda_graph") else None
-            return cls(kind, torch.cuda, graph, cuda.bindings, opened)
+            shows = hasattr(graph, "raw_cuda_graph_exec")
+            return cls(kind, torch.cuda, graph, cuda.bindings, opened, shows)
         if kind == "npu":
             module = torch.get_device_module(kind)
             return cls(kind, module, module.NPUGraph, importlib.import_module("torch_npu")._C)
@@ -259,31 +261,52 @@ class DeviceSubstrate(base.Substrate):
     def _record(self, walk: GraphWalk | EngineWalk, request: base.ToCapture) -> base.Recording:
         if isinstance(walk, EngineWalk) and self._can_exchange(walk, request.options):
             try:
-                return self._record_twice(walk, request)
+                return self._record_exchanging(walk, request)
             except (DriverError, AttributeError) as e:  # of a driver without these functions
                 note(Fallback.REPLAY_COPIES, f"{request.name} copies arguments and results", e)
         return self._record_once(walk, request)
 
+    def _record_exchanging(self, walk: EngineWalk, request: base.ToCapture) -> base.Recording:
+        """A recording of moving arguments. Those that no kernel shows an address of are copied: one
+        may find it in memory, or reads nothing, as attention without dropout of a random state."""
+        moving = self._moving(request)
+        try:
+            return self._record_twice(walk, request, moving)
+        except exchange.UnseenPieces as e:
+            if max(e.pieces) >= len(moving):
+                raise  # a result
+            unseen = {moving[k] for k in e.pieces}
+        return self._record_twice(walk, request, [i for i in moving if i not in unseen])
+
     def _can_exchange(self, walk: EngineWalk, options: base.CaptureOptions) -> bool:
         """Whether addresses may be exchanged in a graph: results must be new in each call, as the
-        graph would read arguments that are earlier results while it overwrites them. A graph that
-        draws random numbers is replayed by torch, which alone can advance its generator."""
-        if self._drew or walk.draws or self._accelerator.new_open_graph is None:
+        graph would read arguments that are earlier results while it overwrites them."""
+        known = self._accelerator
+        if known.new_open_graph is None or (self._draws(walk) and not known.shows_executable):
             return False
         wanted = options.clone_input and not options.share_results and not poisoning()
         return wanted and self._lists is None
 
-    def _record_twice(self, walk: EngineWalk, request: base.ToCapture) -> base.Recording:
-        """A recording that reads arguments and writes results where the caller has them."""
+    def _draws(self, walk: EngineWalk) -> bool:
+        """Whether a graph takes numbers from torch's generator, which torch's own replay alone
+        advances. What operators of other libraries do a rehearsal tells."""
+        return self._drew or walk.draws
+
+    def _record_twice(
+        self, walk: EngineWalk, request: base.ToCapture, moving: Sequence[int]
+    ) -> base.Recording:
+        """A recording that reads the arguments `moving` and writes results where the caller has
+        them. Of other arguments it reads copies."""
         memory = self._memory_for(request.options)
-        moving = self._moving(request)
+        copied = [i for i in self._moving(request) if i not in moving]
+        copies = {i: memory.input_like(i, request.args[i]) for i in copied}
         slots = list(walk.fresh)
         sizes = [*(exchange.span(request.args[i]) for i in moving), *walk.fresh.values()]
         stand_ins = exchange.StandIns(self._accelerator, self._device, sizes)
         first = len(moving)
 
         def record(place: int) -> tuple[Any, ResultForms]:
-            given = list(request.args)
+            given = [copies.get(i, a) for i, a in enumerate(request.args)]
             for k, i in enumerate(moving):
                 like, storage = request.args[i], stand_ins.storage(k, place)
                 with torch.inference_mode(False):
@@ -302,15 +325,19 @@ class DeviceSubstrate(base.Substrate):
             )
             return graph, ResultForms(given, walk.constants(), results)
 
-        made = exchange.recorded(record, stand_ins, first)
+        made = exchange.recorded(record, stand_ins, first, self._draws(walk))
         bare = replace(request, args=())  # without what belongs to the caller
 
         def again(args: Sequence[Any]) -> base.Recording:
             with _captures, no_garbage_collection(), torch.no_grad():
                 return self._record_once(walk, replace(bare, args=args))
 
+        before = walk.checks()
+        if copied:
+            feed = Inputs(copied, list(copies.values()), request).feed
+            before.append(torch.no_grad()(feed))
         return exchange.ExchangedRecording(
-            made, memory, self._order, request, moving, walk.checks(), again
+            made, memory, self._order, request, moving, before, again
         )
 
     def _moving(self, request: base.ToCapture) -> list[int]:

@@ -99,10 +99,14 @@ class Recorded:
 
 
 def recorded(
-    record: Callable[[int], tuple[Any, ResultForms]], stand_ins: StandIns, arguments: int
+    record: Callable[[int], tuple[Any, ResultForms]],
+    stand_ins: StandIns,
+    arguments: int,
+    draws: bool = False,
 ) -> Recorded:
     """Record until it is known where addresses of pieces are; DriverError where that does not come
-    out. `record` is told at which of their places pieces are; the first pieces are `arguments`."""
+    out. `record` is told at which of their places pieces are; the first pieces are `arguments`. A
+    graph that `draws` random numbers is launched by torch."""
     known: tuple[list[list[RecordedNode]], list[list[RecordedNode]]] = [], []  # by place
     why = "nothing was recorded"  # text: an exception would hold this frame, and so all pieces
     for place in _PLACES:
@@ -115,7 +119,8 @@ def recorded(
             except DriverError as e:
                 why = str(e)
             else:
-                run = ExecutableGraph(raw, nodes, patches, len(stand_ins.sizes))
+                by_torch = graph if draws else None
+                run = ExecutableGraph(raw, nodes, patches, len(stand_ins.sizes), by_torch)
                 _check_readers(run, stand_ins.sizes)
                 numbers = [stand_ins.number_at(address, place) for address, _ in found.places]
                 groups = {g: n for g, n in enumerate(numbers) if n is not None and n >= arguments}
@@ -125,12 +130,20 @@ def recorded(
     raise DriverError(why)
 
 
+class UnseenPieces(DriverError):
+    """No argument of a kernel is an address in these pieces, whose numbers are `pieces`."""
+
+    def __init__(self, pieces: list[int]) -> None:
+        super().__init__(f"no argument of a kernel is an address in piece {pieces[0]}")
+        self.pieces = pieces
+
+
 def _check_readers(run: ExecutableGraph, sizes: Sequence[int]) -> None:
     """Make sure that each piece is used: a kernel may find one in memory that it is given, in a
     table of addresses, and then no argument shows it."""
-    for k, size in enumerate(sizes):
-        if size and not run.readers(k):
-            raise DriverError(f"no argument of a kernel is an address in piece {k}")
+    unseen = [k for k, size in enumerate(sizes) if size and not run.readers(k)]
+    if unseen:
+        raise UnseenPieces(unseen)
 
 
 _address = torch.Tensor.data_ptr

@@ -1,4 +1,5 @@
-"""Calls of an inference graph through `torch.compile` as one native call.
+"""Calls of an inference graph through `torch.compile` as one native call, or as those of a captured
+graph alone.
 
 Dynamo has compared the arguments when a compiled graph is called, and AOTAutograd's wrapper does
 nothing around most inference graphs. From the fourth call on such a graph is a native guard that
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchair.codegen.streams import HOST
+from torchair.concrete.acl import AclConcreteGraph, ReplayedGraph
 from torchair.concrete.ge import GeConcreteGraph
 from torchair.engine.plan.records import picker
 from torchair.engine.run.frozen import ANY, FrozenTensors, TensorLike, reads_natively
@@ -89,16 +91,43 @@ def is_flat(gm: Any) -> bool:
     return not any(map(is_traceable_wrapper_subclass, results))
 
 
-def quickened(usual: Callable[..., Any], made: Inference, count: int) -> Callable[..., Any]:
+def quickened(
+    usual: Callable[..., Any],
+    made: Inference,
+    count: int,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Callable[..., Any]:
     """`usual`, a graph of `count` arguments in AOTAutograd's wrapper, with a fast path for calls
-    that are alike, where the wrapper is not needed."""
+    that are alike, where the wrapper is not needed. `around` is what else is around a graph."""
     graph = made.runner
-    known = isinstance(graph, GeConcreteGraph) and graph.device.name == HOST
-    if not known or not made.flat or not made.is_bare(count) or not made.leaves_nothing:
+    if not made.flat or not made.is_bare(count) or not made.leaves_nothing:
+        return usual
+    if isinstance(graph, AclConcreteGraph | ReplayedGraph):
+        return update_wrapper(_entering(usual, around(graph.run), made.counted), usual)
+    if not isinstance(graph, GeConcreteGraph) or graph.device.name != HOST:
         return usual
     if not graph.plain or graph.graph.is_dynamic:
         return usual
     return update_wrapper(_FastPath(usual, graph, made.counted).caller(), usual)
+
+
+def _entering(
+    usual: Callable[..., Any], run: Callable[..., Any], counted: Sequence[int]
+) -> Callable[..., Any]:
+    """Calls of a captured graph, which compares its arguments itself: without the wrapper, where
+    that has no mode to set."""
+    count, gradients = torch.autograd.graph.increment_version, torch.is_grad_enabled
+    autocast = torch.is_autocast_enabled
+
+    def call(*args: Any) -> Any:
+        if gradients() or autocast("cuda") or autocast("cpu"):
+            return usual(*args)
+        results = run(list(args))
+        if counted:
+            count([args[k] for k in counted])
+        return results
+
+    return call
 
 
 class _Entry(NamedTuple):

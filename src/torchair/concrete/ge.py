@@ -76,6 +76,9 @@ class ConcreteGraph(GmRunner, abc.ABC):
 class GeConcreteGraph(GraphCall, ConcreteGraph):
     """A converted FX graph in the engine."""
 
+    consumes = False
+    """Whether it is called with arguments that it may let go of as it runs: `Consumed` ones."""
+
     def __init__(
         self,
         conversion: Conversion,

@@ -17,6 +17,7 @@ from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import PER_GRAPH, initialize_graph_engine, take_dump_options
 from torchair.engine.plan.inputs import input_reader, layouts_of, result_builder
 from torchair.engine.plan.records import Plan
+from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.executor import Program, RunStep
 from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.memory import PlaceMemory
@@ -25,7 +26,7 @@ from torchair.engine.session import TorchNpuGraph
 from torchair.engine.session.recording import direct_program
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import free_symbols
-from torchair.ge.signature import Computed, Signature, computed
+from torchair.ge.signature import Computed, Fixed, ResultView, Signature, computed
 from torchair.locks import Lock
 from torchair.log import EVENT_LEVEL, logger
 from torchair.serde.convention import Convention
@@ -194,7 +195,16 @@ class GraphCall:
         inputs = self.collect(args)
         if not self._compiled:
             self.compile(inputs)
+        if isinstance(args, Consumed):
+            inputs = Consumed(inputs)
+            args.clear()
         return self.build_results(self.session.run(inputs), args)
+
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether results are made of arguments after the run."""
+        made = (Computed, Fixed, ResultView)
+        return self.graph.is_dynamic or not all(isinstance(r, made) for r in self.signature.results)
 
     def prepare(self, args: Sequence[Any]) -> Plan:
         """Make everything that a run needs, so that it runs operators only."""

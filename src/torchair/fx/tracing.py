@@ -18,6 +18,7 @@ from torch import fx
 from torchair.fx.layouts import carry_channels_last
 from torchair.fx.losses import keep_less_of_cross_entropy
 from torchair.locks import RLock, in_child
+from torchair.ops.purity import has_no_dropout, is_seeded
 from torchair.torch_private import functions
 from torchair.torch_private.aot import (
     TracingContext,
@@ -95,13 +96,7 @@ class _Plain:
 def _draws_nothing(node: fx.Node) -> bool:
     """Attention without dropout."""
     target = node.target
-    if not isinstance(target, OpOverload):
-        return False
-    names = [a.name for a in target._schema.arguments]
-    if torch.Tag.nondeterministic_seeded not in target.tags or "dropout_p" not in names:
-        return False
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return bool(given.get("dropout_p", 0.0) == 0.0)
+    return is_seeded(target) and has_no_dropout(target, node.args, node.kwargs)
 
 
 def _is_effect(target: Any) -> bool:

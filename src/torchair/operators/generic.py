@@ -111,14 +111,19 @@ class _Input:
     index: int
 
 
+def literals(node: Node) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments and named arguments of a generic node, with places in those of its inputs."""
+    spec = json.loads(node.attr("arguments"))
+    return [_decode(a, _Input, node) for a in spec["args"]], _decode(spec["kwargs"], _Input, node)
+
+
 class GenericArguments:
     """The arguments of a generic node, decoded once; a call only puts its tensors in."""
 
     def __init__(self, node: Node) -> None:
-        spec = json.loads(node.attr("arguments"))
-        self._args = [_reader(_decode(a, _Input, node)) for a in spec["args"]]
-        found = _decode(spec["kwargs"], _Input, node)
-        self._kwargs = {name: _reader(value) for name, value in found.items()}
+        args, kwargs = literals(node)
+        self._args = [_reader(a) for a in args]
+        self._kwargs = {name: _reader(value) for name, value in kwargs.items()}
 
     def __call__(self, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments for one call."""

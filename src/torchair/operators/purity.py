@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from torchair.ge.graph import INPUTS, Node
 from torchair.ge.prototypes import TORCH_CALLS, is_users
 from torchair.operators.core import Trait, is_declared, row_of
-from torchair.operators.generic import find_target
+from torchair.operators.generic import find_target, literals
 from torchair.ops import purity
 
 _EFFECTS = Trait.SIDE_EFFECT | Trait.COMMUNICATION | Trait.RANDOM | Trait.DRAWS
@@ -37,6 +35,7 @@ def is_pure(node: Node) -> bool:
 def draws(node: Node) -> bool:
     """Whether a node takes numbers from torch's generator."""
     if node.type in TORCH_CALLS:
-        return torch.Tag.nondeterministic_seeded in getattr(find_target(node), "tags", ())
+        target = find_target(node)
+        return purity.is_seeded(target) and purity.draws(target, *literals(node))
     row = row_of(node.type)
     return row is not None and row.has(Trait.DRAWS)

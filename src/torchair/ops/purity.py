@@ -7,6 +7,7 @@ nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,3 +37,25 @@ def is_pure(target: Any) -> bool:
     schema = target._schema
     random = torch.Tag.nondeterministic_seeded in target.tags
     return bool(schema.returns) and not schema.is_mutable and not random
+
+
+def draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call may take numbers from torch's generator. The gradient of attention takes none:
+    it is given the state that the attention has drawn with."""
+    if not is_seeded(target):
+        return False
+    given = getattr(getattr(target, "_schema", None), "arguments", ())
+    state = any(a.name == "philox_seed" for a in given)
+    return not state and not has_no_dropout(target, args, kwargs)
+
+
+def is_seeded(target: Any) -> bool:
+    """Whether torch says that an operator draws random numbers, whatever its arguments are."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def has_no_dropout(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is attention, or its gradient, without dropout."""
+    names = [a.name for a in getattr(getattr(target, "_schema", None), "arguments", ())]
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" in names and given.get("dropout_p", 0.0) == 0

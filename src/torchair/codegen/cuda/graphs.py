@@ -262,15 +262,27 @@ class ExecutableGraph:
     """A graph that can be launched, and in which the memory of pieces can be exchanged."""
 
     def __init__(
-        self, graph: int, nodes: Sequence[RecordedNode], patches: Sequence[Patch], pieces: int
+        self,
+        graph: int,
+        nodes: Sequence[RecordedNode],
+        patches: Sequence[Patch],
+        pieces: int,
+        torchs: Any = None,
     ) -> None:
-        """`graph` and `nodes` must outlive it; `pieces` is their number."""
+        """`graph` and `nodes` must outlive it; `pieces` is their number. With `torchs`, the graph
+        as an object of torch, that is what is launched: torch alone advances its generator."""
         known = driver()
         self._exec, context = ctypes.c_void_p(), ctypes.c_void_p()
         check(known.cuCtxGetCurrent(ctypes.byref(context)), "a context")
-        made = (ctypes.byref(self._exec), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
-        check(known.cuGraphInstantiateWithFlags(*made), "a graph")
-        self._launch, self._destroy = known.cuGraphLaunch, known.cuGraphExecDestroy
+        self._replay = None if torchs is None else torchs.replay
+        if torchs is not None:
+            torchs.instantiate()
+            self._exec.value = torchs.raw_cuda_graph_exec()
+        else:
+            made = (ctypes.byref(self._exec), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
+            check(known.cuGraphInstantiateWithFlags(*made), "a graph")
+            self._destroy = known.cuGraphExecDestroy
+        self._launch = known.cuGraphLaunch
         self._enter = enter_context
         setters = {
             _KERNEL: (known.cuGraphExecKernelNodeSetParams_v2, ()),
@@ -305,7 +317,9 @@ class ExecutableGraph:
                 check(code, f"new arguments for node {node}")
 
     def launch(self, stream: int) -> None:
-        """Run it on a stream."""
+        """Run it on a stream, which is the current one."""
+        if self._replay is not None:
+            return self._replay()
         code = self._launch(self._exec, ctypes.c_void_p(stream))
         if code:
             check(code, "the launch of a graph")

@@ -1,5 +1,7 @@
-"""Programs on a GPU whose arena is free memory between calls, for whoever allocates then: the
-activations that one graph leaves to another need not stand beside the arenas of both.
+"""Programs on a GPU that have memory only as long as they need it. Their arena is free between
+calls, for whoever allocates then: the activations that one graph leaves to another need not stand
+beside the arenas of both. Results are made when they are written, and inputs that nobody else holds
+end when they were read.
 
 Steps are bound to addresses. Torch's allocator gives the same block again where the allocations of
 a training step repeat; if it gives another one, the program is bound to that.
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 from torchair.engine.plan.records import Plan
+from torchair.engine.run.consumed import Lives, between, slots_of
 from torchair.engine.run.executor import Program
 from torchair.engine.run.memory import ARENA, PlaceMemory
 from torchair.flags import poisoning
@@ -62,6 +65,19 @@ class BorrowingProgram(Program):
             return None if self._place is None else self._place(slot, size)
 
         super().__init__(self.plan, place, self._given)
+        if not poisoning():
+            self._give_lives()
+
+    def _give_lives(self) -> None:
+        """Make results before the parts that write them, let go of inputs after the last that reads
+        them."""
+        lives, slots, makers = Lives.of(self.plan, self._groups), slots_of(self.plan), self._fresh
+        known = dict(makers)
+        for k, (begin, end) in enumerate(zip(lives.begin, lives.end, strict=True)):
+            made = [(slot, known.pop(slot)) for slot in begin]
+            left = [s for slot in end for s in slots[slot]]
+            self._runs[k] = between(self._runs[k], made, left)
+        self._fresh = list(known.items())
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs for one set of inputs. A graph that is being recorded keeps the memory."""

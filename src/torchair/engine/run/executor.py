@@ -30,6 +30,7 @@ from torchair.engine.plan.records import (
     extent,
     parts_of,
 )
+from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.memory import (
     ARENA,
     PlaceMemory,
@@ -98,8 +99,10 @@ class Program:
         runs: list[RunStep] = []
         tell = debug_level() >= 5
         alone = [[part] for part in parts_of(self.plan.steps, single=tell)]
+        groups = alone if tell else self.plan.groups or alone
+        self._groups = [[step for part in group for step in part.steps] for group in groups]
         memory = Memory(self.plan, self.arena.data_ptr(), self._scratch)
-        for group in alone if tell else self.plan.groups or alone:
+        for group in groups:
             self._positions.append(group[0].first)
             calls = [(p, self._prepared(p, memory, tell)) for p in group]
             runs.append(calls[0][1] if len(calls) == 1 else side_by_side(calls, self.plan.streams))
@@ -130,6 +133,8 @@ class Program:
         """Outputs for one set of inputs."""
         registers = self._registers
         registers[: self.plan.inputs] = inputs
+        if isinstance(inputs, Consumed):
+            inputs.clear()
         for slot, make in self._fresh:
             registers[slot] = make()
         for slot, source, dims in self._tied:
