@@ -75,7 +75,7 @@ class StoredGraph:
         start = len(_MAGIC) + _DIGEST
         body = data[start:]
         if not data.startswith(_MAGIC) or data[len(_MAGIC) : start] != _checksum(body):
-            raise SerializationError("it is no stored graph, damaged, or of another version")
+            raise SerializationError("no stored graph, or it is damaged or of another version")
         size = int.from_bytes(body[:8], "little")
         return cls(graph=body[8 + size :], **json.loads(body[8 : 8 + size]))
 

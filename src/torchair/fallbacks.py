@@ -53,7 +53,7 @@ class Fallback(Enum):
     NO_ORACLE = "no_oracle", False, "verify judges a node by eager: torch has no wider kernel"
     VERIFY = "verify", True, "verify could not look at a call"
     INSPECTION = "inspection", True, "a graph could not be timed or reported on"
-    EXPORT_STRUCTURE = "export_structure", False, "an exported model gives its results as a tuple"
+    EXPORT_STRUCTURE = "export_structure", False, "an exported model returns its results as a tuple"
     CACHE_FILE = "cache_file", False, "a file was broken or could not be written"
 
     def __init__(self, counter: str, fails: bool, lost: str) -> None:

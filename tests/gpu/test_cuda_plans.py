@@ -25,7 +25,7 @@ from torchair.codegen.program import AuxMemory
 from torchair.engine.inspect.dry_run import DryRun, dry_run
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.optimize.passes.forms import lay_out_filters
-from torchair.engine.plan.parts import forks
+from torchair.engine.plan.forks import forks
 from torchair.engine.plan.records import Plan
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph

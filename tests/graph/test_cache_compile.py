@@ -494,10 +494,10 @@ def test_a_flipped_bit_anywhere_is_noticed(kept: Path, traced: list[Any]) -> Non
     for position in [*range(70), *generator.sample(range(len(whole)), 60), len(whole) - 1]:
         damaged = bytearray(whole)
         damaged[position] ^= 1 << generator.randrange(8)
-        with pytest.raises(ValueError, match=r"damaged|no compiled module"):
+        with pytest.raises(ValueError, match=r"damaged|not a compiled module"):
             Artifact.from_bytes(bytes(damaged))
     for length in (0, 5, 27, 60, 90, len(whole) - 1):
-        with pytest.raises(ValueError, match=r"damaged|no compiled module"):
+        with pytest.raises(ValueError, match=r"damaged|not a compiled module"):
             Artifact.from_bytes(whole[:length])
     path.write_bytes(damaged)
     model, x = Block(), torch.randn(3, 6)

@@ -195,7 +195,7 @@ def test_an_argument_too_many_is_an_error():
     compiled = torchair.compile(torch.add, (torch.ones(2), torch.ones(2)))
     two = torchair.compile(lambda x, y: x * y, (torch.ones(2), torch.ones(2)))
     for call in (compiled, two):
-        with pytest.raises(InputError, match="not nested or named"):
+        with pytest.raises(InputError, match="nesting or names of the arguments"):
             call(torch.ones(2), torch.ones(2), 1)
 
 
@@ -604,6 +604,46 @@ def test_a_model_is_traced_while_others_call_it():
             thread.join()
         assert not wrong
         assert {type(p) for p in model.parameters()} == {nn.Parameter}
+
+
+def test_what_a_model_assigns_while_it_is_traced_is_put_back():
+    model = nn.LSTM(8, 16, 2, bidirectional=True).eval()  # it makes a new list of its weights
+    x, weights = torch.randn(3, 5, 8), model._flat_weights
+    with torch.no_grad():
+        wanted, _ = model(x)
+        for fast in (torchair.compile(model), torchair.compile(model, x)):
+            for _ in range(4):
+                assert_same(fast(x)[0], wanted)
+            assert model._flat_weights is weights
+            assert_same(model(x)[0], wanted)
+            assert_same(fast(x)[0], wanted)
+
+
+def test_an_operator_that_torch_cannot_trace_is_named():
+    def loss(x, targets):
+        sizes = torch.full((2,), 12), torch.tensor([4, 3])
+        return nn.functional.ctc_loss(x.log_softmax(-1), targets, *sizes)
+
+    with pytest.raises(TraceError, match=r"aten\._ctc_loss.*(\n.*)*torch\.compile"):
+        torchair.compile(loss)(torch.randn(12, 2, 8), torch.randint(1, 6, (2, 4)))
+
+
+def test_a_tensor_that_a_model_keeps_is_named():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.last = nn.Linear(4, 4), None
+
+        def forward(self, x):
+            self.last = self.layer(x)
+            self.register_buffer("scale", self.last.abs().max(), persistent=False)
+            return self.last * 2
+
+    model, x = nn.Sequential(Keeps()), torch.randn(2, 4)
+    with pytest.warns(UserWarning, match=r"keeps a tensor in 0\.(last|scale) when it runs"):
+        fast = torchair.compile(model, x)
+    assert model[0].last is None and not dict(model.named_buffers())
+    assert_same(fast(x), model(x))
 
 
 def test_modes_that_capture_and_other_doors():

@@ -190,7 +190,7 @@ def test_weights_in_formats_of_the_device():
         try:
             torchair.npu_format_cast_via_cpu(x, 1000)
         except RuntimeError as e:
-            assert "1000 is no format" in str(e)
+            assert "1000 is not a format" in str(e)
         else:
             raise AssertionError("1000 is a format")
     """,

@@ -385,7 +385,7 @@ def test_options_without_effect_are_told(tmp_path: Path) -> None:
             torch.ones(2, 4), model=Last(), export_path=str(tmp_path), config=config
         )
     assert [str(w.message) for w in told] == [
-        "enable_lite_export has no effect: there are no lite converters (leave it out)"
+        "enable_lite_export has no effect: there are no lite converters; leave it out"
     ]
     assert (tmp_path / "export.air").exists()
 

@@ -221,7 +221,7 @@ def test_damaged_archives_are_one_error(tmp_path: Path, capsys: Any) -> None:
     torch.export.save(program_of(CASES["plain"]), path)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(SerializationError, match="no program of"):
+    with pytest.raises(SerializationError, match="not a program of"):
         torchair.load(path)
     assert cli.main(["export", str(path)]) == 2
     assert cli.main(["export", str(tmp_path / "missing.pt2")]) == 2

@@ -381,7 +381,7 @@ def half_swapped(x):
 
 DECLINED = {
     "RmsNormFusion": {
-        "what is averaged is not the square": lambda x, w: w * (
+        "the mean is not that of the square": lambda x, w: w * (
             x * torch.rsqrt(x.abs().pow(2).mean(-1, keepdim=True) + 1e-6)),
         "is read elsewhere too": lambda x, w: (
             w * (x * (r := torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))), r),
@@ -402,21 +402,21 @@ DECLINED = {
     },
     "GeluFusion": {
         "generated code of the parts is faster": lambda x, w: gelu_erf(x),
-        "what Tanh is taken of differs": lambda x, w: 0.5 * x * (1 + torch.tanh(x)),
+        "the operands of Tanh differ": lambda x, w: 0.5 * x * (1 + torch.tanh(x)),
         "the factor is not one half": lambda x, w: 0.4 * x * (1 + torch.tanh(x)),
-        "it is not one value that is gated": lambda x, w: x * w * (1 + torch.tanh(x)),
+        "the two factors are not computed from one value": lambda x, w: x * w * (1 + torch.tanh(x)),
     },
     "SwishFusion": {
-        "what is gated is not what the sigmoid is taken of": lambda x, w: w * torch.sigmoid(x),
+        "the factor of the sigmoid is not its operand": lambda x, w: w * torch.sigmoid(x),
     },
     "SwiGluFusion": {"the gate is not the first half": lambda x, w: half_swapped(x)},
     "AttentionFusion": {
         "faster for so few queries": lambda x, w: attention(x[None], x[None], x[None]),
-        "no product plus a mask": lambda x, w: torch.bmm(
+        "not a product plus a mask": lambda x, w: torch.bmm(
             F.softmax(repeated(x) + repeated(w), -1), repeated(x).mT),
-        "no product of query and key": lambda x, w: torch.bmm(
+        "not a product of query and key": lambda x, w: torch.bmm(
             F.softmax(repeated(x), -1), repeated(x).mT),
-        "not over what is summed up": lambda x, w: torch.bmm(
+        "not over the axis that is summed": lambda x, w: torch.bmm(
             F.softmax(torch.bmm(repeated(x), repeated(x).mT), 1), repeated(x)),
         "the mask is larger than the scores": lambda x, w: torch.bmm(
             F.softmax(torch.bmm(repeated(x)[:1], repeated(x)[:1].mT) + w[:2, None, None], -1),

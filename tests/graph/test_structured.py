@@ -22,6 +22,7 @@ STAGES = [
     "fuse",
     "plan",
     "generate",
+    "place",
     "build",
     "bind",
 ]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from torchair.torch_private import attributes, dispatch, table
-from torchair.torch_private.table import Names, Row, Without, feature, optional, required
+from torchair.torch_private.table import Names, PrivateName, Without, feature, optional, required
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "torchair"
 HOME = PACKAGE / "torch_private"
@@ -158,7 +158,7 @@ def test_private_attributes_of_objects_are_listed():
 # ---- the table
 
 
-def _rows() -> list[tuple[str, str, Row]]:
+def _rows() -> list[tuple[str, str, PrivateName]]:
     return list(table.tables())
 
 
@@ -226,7 +226,7 @@ def test_a_missing_name():
 
 def test_a_name_is_looked_up_once(monkeypatch):
     calls = []
-    monkeypatch.setattr(Row, "value", lambda self: calls.append(self.path) or 7)
+    monkeypatch.setattr(PrivateName, "value", lambda self: calls.append(self.path) or 7)
     monkeypatch.delitem(vars(dispatch), "parse_schema", raising=False)
     assert (dispatch.parse_schema, dispatch.parse_schema) == (7, 7) and len(calls) == 1
     del vars(dispatch)["parse_schema"]  # or others would get the 7
@@ -241,7 +241,7 @@ def test_a_name_is_looked_up_once(monkeypatch):
 def checked(monkeypatch):
     """`check` with the rows and on the torch that are given."""
 
-    def check(version: str, *rows: Row) -> None:
+    def check(version: str, *rows: PrivateName) -> None:
         monkeypatch.setattr(table, "_version", lambda: version)
         monkeypatch.setattr(table, "tables", lambda: iter([("a", r.path, r) for r in rows]))
         table.check.__wrapped__()

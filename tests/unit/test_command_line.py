@@ -99,11 +99,11 @@ def test_places_that_cannot_be_written_are_told_before_the_program_runs(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run-air", "x.air", "--repeat", "-1"], "'-1' is not a whole number from 0 on"),
-        (["run-air", "x.air", "--repeat", "ten"], "'ten' is not a whole number"),
-        (["run", "--devices", "0", "x.py"], "'0' is not a whole number from 1 on"),
-        (["compare", "a", "b", "--rtol", "-1"], "'-1' is not a number from 0 on"),
-        (["compare", "a", "b", "--rtol", "nan"], "'nan' is not a number from 0 on"),
+        (["run-air", "x.air", "--repeat", "-1"], "'-1' is not an integer of at least 0"),
+        (["run-air", "x.air", "--repeat", "ten"], "'ten' is not an integer"),
+        (["run", "--devices", "0", "x.py"], "'0' is not an integer of at least 1"),
+        (["compare", "a", "b", "--rtol", "-1"], "'-1' is not a number of at least 0"),
+        (["compare", "a", "b", "--rtol", "nan"], "'nan' is not a number of at least 0"),
     ],
 )
 def test_ranges_are_checked(

@@ -202,7 +202,7 @@ class ExchangedRecording(base.PooledRecording):
         return self._made.run.readers(k) * EXCHANGE > COPY + self._made.sizes[k] / RATE
 
     def _hold_unused(self) -> None:
-        """What a plan makes as a result and nobody gets is in memory of the graph."""
+        """What a plan makes as a result and no caller gets is in memory of the graph."""
         results = range(len(self._moving), len(self._made.sizes))
         unused = [n for n in results if n not in self._made.groups.values()]
         made = {n: torch.UntypedStorage(self._made.sizes[n], device=self._device) for n in unused}
@@ -292,7 +292,7 @@ class ExchangedRecording(base.PooledRecording):
 
     def _give_up(self, error: DriverError, args: Sequence[Any]) -> None:
         """The driver refuses new addresses: from now on another capture serves, with copies. Should
-        that fail, nobody knows which kernels have the new ones."""
+        that fail, it is unknown which kernels have the new ones."""
         self._seen, self._bound = [], [0] * len(self._bound)
         note(Fallback.REPLAY_COPIES, f"{self._name} copies arguments and results", error)
         self.outputs.drop()

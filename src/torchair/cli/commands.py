@@ -51,7 +51,7 @@ class _Version(argparse.Action):
 def _at_least(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.strip().lstrip("-+").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
         return int(text)
 
     return number
@@ -63,14 +63,14 @@ def _tolerance(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return number
 
 
 def _rate(text: str) -> float:
     number = _tolerance(text)
     if not number:
-        raise argparse.ArgumentTypeError("a rate is more than 0")
+        raise argparse.ArgumentTypeError("a rate must be greater than 0")
     return number
 
 

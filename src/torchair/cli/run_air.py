@@ -53,7 +53,7 @@ def _tensors(model: Loaded, given: Sequence[str], device: str) -> list[torch.Ten
         elif name not in names:
             raise InputError(f"the model has no input {name}", expected=", ".join(names), got=text)
         elif name in files:
-            raise InputError(f"two files for the input {name}", name=name, got=text)
+            raise InputError(f"more than one file for the input {name}", name=name, got=text)
         if not name:
             raise InputError("too many inputs", expected=", ".join(names), got=str(len(given)))
         files[name] = file
@@ -69,13 +69,15 @@ def _tensor(file: str, port: ModelPort) -> torch.Tensor:
     except (OSError, ValueError) as error:
         raise SerializationError(f"cannot read an array: {error}", file=file) from error
     if not isinstance(array, np.ndarray):
-        raise SerializationError("this is no .npy file", file=file)
+        raise SerializationError("this is not a .npy file", file=file)
     try:
         found = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
     except TypeError as error:
-        raise SerializationError(f"no tensor holds {array.dtype} of numpy", file=file) from error
+        raise SerializationError(
+            f"torch has no dtype for {array.dtype} of numpy", file=file
+        ) from error
     if found.is_complex() and port.dtype is not None and not port.dtype.is_complex:
-        raise InputError("complex numbers for an input of real ones", name=port.name, got=file)
+        raise InputError("complex data for a real input", name=port.name, got=file)
     if port.dtype is not None and found.dtype != port.dtype:
         print(f"{port.name}: {found.dtype} is taken as {port.dtype}")
         found = found.to(port.dtype)

@@ -261,7 +261,7 @@ class _Weights:
         for n, kind, expected in zip(self._numbers, kinds, self._kinds, strict=True):
             if kind != expected:
                 raise InputError(
-                    "a parameter is not what it was when the model was compiled",
+                    "a parameter has changed since the model was compiled",
                     index=n,
                     name=self._graph.graph.data[n].name,
                     expected=_shown(expected),

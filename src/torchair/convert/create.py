@@ -238,7 +238,7 @@ def _placed(made: Value, spec: TensorSpec) -> Value:
     if spec.device == "cpu":
         return made
     if any(name.startswith("u") for name in free_symbols(spec.shape or ())):
-        raise Decline("a size that the data tell, on a device")
+        raise Decline("a data-dependent size on a device")
     made.device_type = "NPU"
     return made
 

@@ -219,7 +219,7 @@ END = 2**31 - 1  # stands for "to the end of the dim"
 def cat(tensors: Sequence[Value], dim: int, meta_outputs: TensorSpec) -> Value:
     real = [x for x in tensors if x.shape != (0,) or meta_outputs.rank == 1]
     if any(x.rank != meta_outputs.rank for x in real):
-        raise Decline("members of different rank")
+        raise Decline("tensors of different rank")
     real = [promote(meta_outputs.dtype, x) for x in real]
     return ge.ConcatV2(real, dim, N=len(real))
 

@@ -45,7 +45,7 @@ def storage_key(meta: torch.Tensor) -> int:
 
 def order_of(meta: torch.Tensor) -> list[int] | None:
     """Dims of a traced tensor from the outermost one in memory to the innermost, by the sizes it
-    was traced with; None where only the data tell those."""
+    was traced with; None where those are data-dependent."""
     shape, strides = hints(meta)
     if None in shape or None in strides:
         return None
@@ -53,7 +53,7 @@ def order_of(meta: torch.Tensor) -> list[int] | None:
 
 
 def hints(meta: torch.Tensor) -> tuple[list[Any], list[Any]]:
-    """Dims and strides as they were when they were traced, None where only the data tell."""
+    """Dims and strides as they were when they were traced, None where they are data-dependent."""
     shape, strides = (
         [d.node.hint if isinstance(d, torch.SymInt) else d for d in sizes]
         for sizes in (meta.shape, meta.stride())

@@ -1,7 +1,7 @@
 """`torchair.compile`: a model traced once; its calls are our guards and the plan, no Dynamo.
 
-A version is the model compiled for one kind of call: what such a call must be, and the quick way
-through it. A compiled model is called as the model is, and finds the version.
+A version is the model compiled for one kind of call: its guards, and the fast path through
+it. A compiled model is called as the model is, and finds the version.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torchair.configs.compiler_config import CompilerConfig, apply_options, warn
 from torchair.deploy.guards import Expected, Guards, Traced, TraceError
 from torchair.deploy.tensor_refs import (
     ModelState,
+    ModuleWalk,
     Roots,
     SharedMemory,
     TensorRef,
@@ -97,7 +98,7 @@ class Version:
         flat = self._shape.flat(args, kwargs)
         if flat is None:
             return InputError(
-                "the arguments are not nested or named as those that the call was compiled for",
+                "nesting or names of the arguments differ from those of the compiled call",
                 expected=", ".join(self._shape.labels) or "no arguments",
                 got=f"{len(args)} by position, by name: {', '.join(kwargs) or 'none'}",
             )
@@ -509,7 +510,9 @@ class CompiledModel:
         from torchair.deploy.tracing import trace
 
         check_names(self._dynamic, shape.labels)
-        refs = tensor_refs_of(roots_of(self.model))
+        roots = roots_of(self.model)
+        refs = tensor_refs_of(roots)
+        modules = [(name, module) for name, module, _ in ModuleWalk(roots).modules]
 
         def call(leaves: Sequence[Any]) -> Any:
             positional, named = shape.restored(leaves)
@@ -524,6 +527,7 @@ class CompiledModel:
             self._config,
             self._decompositions,
             self.from_two,
+            modules,
         )
         for k in traced.unread:
             if all(h.loose for h in refs[k]):  # no need to check it any more
@@ -531,7 +535,7 @@ class CompiledModel:
         return traced, refs
 
     def _slowly(self, *args: Any, **kwargs: Any) -> Any:
-        """A call through Python: finds the version, and makes the quick way to it."""
+        """A call through Python: finds the version, and makes the fast path to it."""
         if _tracer == get_ident():  # another one, which this is a part of
             return self.model(*args, **kwargs)
         version, flat = self._find(args, kwargs)
@@ -574,7 +578,7 @@ class CompiledModel:
         self._session_of_others().update_graph_feature_memory_base(block)
 
     def _session_of_others(self) -> TorchNpuGraph:
-        """The engine's handle of the graph, for memory of the user: the quick way has its own."""
+        """The engine's handle of the graph, for memory of the user: the fast path has its own."""
         found = self._latest.session(exchanged=True)
         self._latest.forget()
         self._quick = self._slowly

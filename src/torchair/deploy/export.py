@@ -123,7 +123,7 @@ def _check(config: CompilerConfig, args: Sequence[Any], kwargs: Mapping[str, Any
             "pass new tensors and dynamic=True"
         )
     if read_path(config, "export.experimental.enable_lite_export"):
-        warn_once("enable_lite_export has no effect: there are no lite converters (leave it out)")
+        warn_once("enable_lite_export has no effect: there are no lite converters; leave it out")
 
 
 def _configure(config: CompilerConfig, model: torch.nn.Module, folder: str, name: str) -> None:
@@ -183,7 +183,7 @@ class _Export:
             metas = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
             if len(metas) < len(sources):
                 raise GraphError(
-                    "arguments of the model share memory that it updates, which a file cannot tell",
+                    "arguments share memory that the model updates, which a file cannot express",
                     hint="export it with tensors that do not overlap",
                 )
             names = [""] * (len(metas) - len(sources)) + sources
@@ -231,7 +231,7 @@ class _Export:
         try:
             return outline(result, leaf)
         except NotNested as e:
-            note(Fallback.EXPORT_STRUCTURE, "the file gives its results as a tuple", e)
+            note(Fallback.EXPORT_STRUCTURE, "the file returns its results as a tuple", e)
             return None
 
     def _write(

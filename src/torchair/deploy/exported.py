@@ -266,7 +266,7 @@ def _nesting(traced: Traced) -> Any:
             lambda value: {"result": number[id(value)]} if id(value) in number else None,
         )
     except NotNested as e:
-        logger.warning("the file gives its results as a tuple: %s", e)
+        logger.warning("the file returns its results as a tuple: %s", e)
         return None
 
 
@@ -285,7 +285,7 @@ def read_program(path: FilePath, trust: bool = False) -> ExportedProgram:
     except Exception as error:  # whatever pickle, zipfile, json and torch make of damaged bytes
         reason = str(error).partition("\n")[0]
         raise SerializationError(
-            f"this is no program of torch.export: {reason}", file=path
+            f"this is not a program of torch.export: {reason}", file=path
         ) from error
 
 

@@ -26,7 +26,7 @@ def npu_format_cast_via_cpu(
     known = {f.value for f in Format}
     if acl_format not in known:
         raise RuntimeError(
-            f"npu_format_cast_via_cpu: {acl_format!r} is no format; there are {sorted(known)}"
+            f"npu_format_cast_via_cpu: {acl_format!r} is not a format; known are {sorted(known)}"
         )
     return self.detach().clone()
 

@@ -219,6 +219,13 @@ class NumberSpec:
 Spec = Expected | ValueSpec | NumberSpec
 
 
+def mismatch(name: str, made: str, index: int, found: tuple[Any, Any]) -> InputError:
+    """An argument that is not what something was `made` for: expected, and got."""
+    expected, got = found
+    text = f"the argument {name} is not what {made} for"
+    return InputError(text, index=index, name=name, expected=expected, got=got)
+
+
 class Guards:
     """What a compiled call expects of its flat arguments."""
 
@@ -266,13 +273,7 @@ class Guards:
         for k, (spec, given) in enumerate(zip(self.specs, args, strict=True)):
             found = spec.problem(given, sizes)
             if found is not None:
-                return InputError(
-                    f"the argument {spec.name} is not what the call was compiled for",
-                    index=k,
-                    name=spec.name,
-                    expected=found[0],
-                    got=found[1],
-                )
+                return mismatch(spec.name, "the call was compiled", k, found)
         for condition in self.conditions:
             if not condition.value(sizes):
                 used = {n: sizes[n] for n in sorted(condition.names)}
@@ -324,7 +325,7 @@ def _spec_of(data: dict[str, Any]) -> Spec:
         right &= all(type(d) in (int, str) for d in spec.dims)
         right &= spec.order is None or sorted(spec.order) == list(range(len(spec.dims)))
         if not right or not isinstance(getattr(torch, spec.dtype, None), torch.dtype):
-            raise ValueError(f"not what a tensor can be: {spec}")
+            raise ValueError(f"not a specification of a tensor: {spec}")
     return spec
 
 

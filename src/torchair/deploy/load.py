@@ -13,7 +13,7 @@ import torch
 from torchair.codegen.target import Target
 from torchair.deploy import package
 from torchair.deploy.code import code_for, default_frozen
-from torchair.deploy.guards import Expected, Guards, ValueSpec
+from torchair.deploy.guards import Expected, Guards, ValueSpec, mismatch
 from torchair.deploy.runnable import Runnable, convention_of
 from torchair.devices.base import GraphCall
 from torchair.engine.optimize.passes import GraphState
@@ -121,13 +121,7 @@ class Loaded:
             if found is None and isinstance(error, InputError) and error.name == self._in_graph[k]:
                 found = error.expected, error.got
             if found is not None:
-                return InputError(
-                    f"the argument {port.name} is not what the model was exported for",
-                    index=k,
-                    name=port.name,
-                    expected=found[0],
-                    got=found[1],
-                )
+                return mismatch(port.name, "the model was exported", k, found)
         return error
 
     @property
@@ -298,7 +292,7 @@ def _check_operators(graph: Graph) -> None:
             continue
         name = str(node.attr("target", ""))
         if name.startswith(("object:", "higher_order::")) or name.split(".")[0] in _FORBIDDEN:
-            raise SerializationError(f"{node.name} calls {name!r}, which files may not")
+            raise SerializationError(f"{node.name} calls {name!r}, which is not allowed in a file")
         find_target(node)
 
 

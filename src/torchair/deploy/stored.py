@@ -115,7 +115,7 @@ class Artifact:
         """From the content of a file; ValueError where it is damaged or of another version."""
         body = data[len(_MAGIC) + _DIGEST :]
         if not data.startswith(_MAGIC):
-            raise ValueError("it is no compiled module, or one of another version")
+            raise ValueError("it is not a compiled module, or one of another version")
         if data[len(_MAGIC) : len(_MAGIC) + _DIGEST] != _checksum(body):
             raise ValueError("it is damaged")
         size = int.from_bytes(body[:8], "little")

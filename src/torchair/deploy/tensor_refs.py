@@ -266,7 +266,7 @@ def _parts(roots: Roots, refs: Sequence[Sequence[TensorRef]]) -> dict[str, DictE
 
 def _changed(name: str, expected: str, got: str) -> InputError:
     return InputError(
-        f"{name} of the model is not what it was when it was compiled",
+        f"{name} of the model has changed since it was compiled",
         name=name,
         expected=expected,
         got=got,

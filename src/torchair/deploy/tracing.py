@@ -29,7 +29,12 @@ from torchair.pipeline import NpuFxCompiler
 from torchair.torch_private import aot, pytree
 from torchair.torch_private.aot import TracingContext, compiling, tracing
 from torchair.torch_private.dispatch import is_traceable_wrapper_subclass
-from torchair.torch_private.fake import DataDependentOutputException, FakeTensorMode, shapes_config
+from torchair.torch_private.fake import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    shapes_config,
+)
 from torchair.torch_private.symbols import PythonPrinter
 from torchair.torch_private.table import check
 from torchair.trace import Trace, model_directory
@@ -42,10 +47,13 @@ class _Flat(torch.nn.Module):
     or AOTAutograd would hold them."""
 
     def __init__(
-        self, call: Callable[[Sequence[Any]], Any], refs: Sequence[Sequence[TensorRef]]
+        self,
+        call: Callable[[Sequence[Any]], Any],
+        refs: Sequence[Sequence[TensorRef]],
+        named: Sequence[tuple[str, torch.nn.Module]],
     ) -> None:
         super().__init__()
-        self._call, self.refs = call, refs
+        self._call, self.refs, self._named = call, refs, named
         self.spec: pytree.TreeSpec | None = None
         self.constants: dict[int, Any] = {}
         self.plain = True
@@ -53,7 +61,7 @@ class _Flat(torch.nn.Module):
 
     def forward(self, *given: torch.Tensor) -> list[Any]:
         count = len(self.refs)
-        with _in_place(self.refs, given[:count]):
+        with _attributes_kept(self._named, given), _in_place(self.refs, given[:count]):
             result = self._call(given[count:])
         leaves, self.spec = pytree.tree_flatten(packed(result))
         kinds = torch.Tensor | torch.SymInt | torch.SymFloat
@@ -76,6 +84,43 @@ def _in_place(refs: Sequence[Sequence[TensorRef]], given: Sequence[torch.Tensor]
                 _update(places[0], new, now)
     finally:
         _put(refs, before)
+
+
+@contextmanager
+def _attributes_kept(
+    modules: Sequence[tuple[str, torch.nn.Module]], given: Sequence[torch.Tensor]
+) -> Iterator[None]:
+    """Modules have the attributes, parameters and buffers afterwards that they have now: what a
+    model assigns while it is traced holds tensors without memory. A list of those that were
+    `given`, which nn.LSTM makes of its weights, loses nothing by that; other tensors are lost."""
+    tables = ("_parameters", "_buffers", "_modules")
+    before = [
+        (name, held, dict(held))
+        for name, module in modules
+        for held in (vars(module), *(vars(module)[t] for t in tables))
+    ]
+    known = set(map(id, given))
+    try:
+        yield
+        for name, held, was in before:
+            for key in [k for k, v in held.items() if was.get(k) is not v]:
+                if any(id(t) not in known for t in _tensors_in(held[key])):
+                    warnings.warn(
+                        f"the model keeps a tensor in {f'{name}.{key}'.lstrip('.')} when it runs; "
+                        "compiled calls do not"
+                    )
+    finally:
+        for _, held, was in before:
+            for key in held.keys() - was.keys():
+                del held[key]
+            held.update(was)
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """A tensor, or those in a list, tuple or dict."""
+    values = value.values() if isinstance(value, dict) else value
+    found = values if isinstance(value, list | tuple | dict) else [value]
+    return [v for v in found if isinstance(v, torch.Tensor)]
 
 
 def _update(ref: TensorRef, tensor: torch.Tensor, now: torch.Tensor) -> None:
@@ -105,9 +150,11 @@ def trace(
     config: CompilerConfig,
     decompositions: Mapping[Any, Callable[..., Any]],
     from_two: bool = True,
+    modules: Sequence[tuple[str, torch.nn.Module]] = (),
 ) -> Traced:
     """Trace `call`, a function of leaves, and compile it for inference. `dynamic` tells which dims
-    of an argument may vary: sizes `from_two` on, or any, as far as the model can be traced so."""
+    of an argument may vary: sizes `from_two` on, or any, as far as the model can be traced so.
+    `modules` are those that it may change, with their names."""
     tensors = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
     for k, v in enumerate(leaves):
         if k not in tensors and not isinstance(v, bool | int | float | str | type(None)):
@@ -137,7 +184,7 @@ def trace(
             every[k] = value
         return call(every)
 
-    flat = _Flat(on_tensors, refs)
+    flat = _Flat(on_tensors, refs, modules)
     seen: dict[str, Any] = {}
     fixed = frozenset(range(len(refs)))
     compiler = NpuFxCompiler(
@@ -224,6 +271,11 @@ def _compiled(
                 decompositions=dict(decompositions),
                 keep_inference_input_mutations=bool(keep),
             )
+        except DynamicOutputShapeException as e:
+            raise TraceError(
+                f"sizes of results of {e.func} depend on its data, and torch cannot trace that",
+                hint="use torch.compile, which can break the graph there",
+            ) from e
         except (DataDependentOutputException, shapes.GuardOnDataDependentSymNode) as e:
             raise TraceError(
                 f"the model decides by its data: {e}",

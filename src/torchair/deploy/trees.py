@@ -227,7 +227,7 @@ def spec_text(spec: pytree.TreeSpec) -> str:
 def spec_of(text: str) -> pytree.TreeSpec:
     """The nesting of such a text, for which nothing is imported; ValueError for another text."""
     if any(word in text for word in _IMPORTING):
-        raise ValueError("it names modules, which are not imported for a file")
+        raise ValueError("it names modules, and a file must not import modules")
     return pytree.treespec_loads(text)
 
 

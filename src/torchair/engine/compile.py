@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -279,6 +279,16 @@ class GraphCompiler:
         """Memory for what a plan computes. A shape family has it for all its plans."""
         if isinstance(plan, Plan):
             place_memory(plan)
+
+    def preview(self) -> Plan:
+        """The plan of a graph of fixed sizes for contiguous inputs, and its memory. No kernel is
+        compiled; a target that may move steps is asked for their text."""
+        plan = self.planner.plan([v.fact for v in self.inputs.data])
+        if self.target is not None and not self.target.enters:
+            with suppress(BrokenKernels):  # those units will be planned node by node
+                self.generate(plan)
+        self.place(plan)
+        return plan
 
     def build(self, plan: Plan | ShapePlan) -> None:
         """Machine code for the kernels of a plan, as far as they are new."""

@@ -81,7 +81,9 @@ def take_dump_options(options: Mapping[str, str]) -> tuple[dict[str, str], DumpO
     own = set(engine_keys("dump").values())
     rest = {k: v for k, v in options.items() if k not in own}
     if options.get("ge_dump_with_acl_config"):
-        logger.warning("dump_config_path has no effect: set dump_config.enable_dump and its kin")
+        logger.warning(
+            "dump_config_path has no effect: set dump_config.enable_dump and the options beside it"
+        )
     known = engine_values({}, options, "dump")
     return rest, DumpOptions(**known) if known.pop("on") else None
 
@@ -216,7 +218,7 @@ def read_switches(path: str | None) -> dict[str, bool]:
 def _checked(group: dict[str, Any]) -> dict[str, bool]:
     wrong = [f"{name}: {state!r}" for name, state in group.items() if state not in _STATES]
     if wrong:
-        raise ValueError(f"{wrong[0]} is neither on nor off")
+        raise ValueError(f"{wrong[0]} must be on or off")
     return {name: _STATES[state] for name, state in group.items()}
 
 
@@ -234,7 +236,7 @@ def warn_unknown(switches: Mapping[str, bool], known: Collection[str]) -> None:
         near = get_close_matches(name, [*known, UNIT_FUSION, *_ALSO], n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "remove it, or see docs/options.md"
         warn_once(
-            f"fusion switches name {name!r}, which switches nothing here: {hint}",
+            f"fusion switches name {name!r}, which has no effect here: {hint}",
             UserWarning,
             stacklevel=2,
         )

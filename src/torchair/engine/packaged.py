@@ -106,7 +106,7 @@ def ptx_of(
     their entries."""
     if architecture not in _GPUS:
         known = ", ".join(_GPUS)
-        raise ValueError(f"{architecture!r} is no GPU that code can be made for: there are {known}")
+        raise ValueError(f"{architecture!r} is not a known GPU; known are {known}")
     gpu = describe(*_GPUS[architecture])
     target = RecordingGpu(gpu)
     compiler = GraphCompiler(graph, state, options, "meta", (), target)

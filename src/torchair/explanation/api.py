@@ -41,7 +41,7 @@ def explain(
         with torch.no_grad():
             collector = Collector()
             with observed(collector):
-                for _ in range(2):  # the second call finds its quick ways
+                for _ in range(2):  # the second call takes the fast path
                     compiled(*args, **keywords)
                 collector.forget_times()
                 calls = [_timed(compiled, args, keywords, collector) for _ in range(_CALLS)]

@@ -114,7 +114,7 @@ class Window:
     def padding(self) -> list[int]:
         """One number per dim; only for even pads."""
         if not self.even:
-            raise ValueError("padding that differs from side to side is not known here")
+            raise ValueError("asymmetric padding is not supported")
         return self.before
 
     def arguments(self, transposed: bool = False, extra: Any = None) -> tuple[Any, ...]:

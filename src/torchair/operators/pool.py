@@ -105,7 +105,7 @@ def _average_options(op: Op) -> tuple[Any, ...]:
         raise ValueError(f"{op.node}: only layout NCHW with given pads is known")
     pads = op.attr("pads")
     if pads[::2] != pads[1::2]:
-        raise ValueError(f"{op.node}: pads {pads} differ from side to side")
+        raise ValueError(f"{op.node}: asymmetric pads {pads} are not supported")
     rest = op.attr("ceil_mode"), not op.attr("exclusive"), op.attr("divisor_override") or None
     return op.attr("ksize")[2:], op.attr("strides")[2:], pads[::2], *rest
 
@@ -182,7 +182,7 @@ def _nearest_grad(op: Op) -> TorchKernel:
 def _bilinear(op: Op) -> TorchKernel:
     size, align = op.ints("size"), op.attr("align_corners")
     if not align and not op.attr("half_pixel_centers"):
-        raise ValueError(f"{op.node}: torch has pixel centres or aligned corners, not neither")
+        raise ValueError(f"{op.node}: torch needs pixel centres or aligned corners")
     return lambda x, out=None: _nn.upsample_bilinear2d(x, size, align, out=out)
 
 

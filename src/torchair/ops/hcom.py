@@ -47,7 +47,7 @@ def reduce_op_name(op: Any) -> str:
     for word, known in REDUCTIONS.items():
         if op == known:
             return word
-    raise ValueError(f"{op} is not a reduction that a graph knows")
+    raise ValueError(f"{op} is not a reduction that graphs support")
 
 
 def _width(x: torch.Tensor) -> Any:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchair.torch_private.table import Names, Row, Without
+from torchair.torch_private.table import Names, PrivateName, Without
 
 
 @dataclass(frozen=True)
-class Attribute(Row):
+class PrivateAttribute(PrivateName):
     """An attribute of an object."""
 
     probe: Callable[[], Any] | None = None  # such an object
@@ -94,41 +94,42 @@ def _profile() -> Any:
     return torch.profiler.profile()
 
 
+_row = PrivateAttribute
 _R, _F, _O = Without.REQUIRED, Without.FEATURE, Without.OPTIONAL
 _ROWS = (
-    Attribute("OpOverload._schema", _R, "arguments and results of operators", probe=_operator),
-    Attribute("OpOverload._op", _F, "capture on a CPU, the emulated device", probe=_operator),
-    Attribute("OpOverload._op_dk", _F, "capture on a CPU, the emulated device", probe=_operator),
-    Attribute("OpOverload._opname", _R, "forms of operators", probe=_operator),
-    Attribute("OpOverload._overloadname", _R, "names of operators", probe=_operator),
-    Attribute("OpOverload._dispatch_cache", _R, "operators kept whole", probe=_operator),
-    Attribute("OpOverload.py_kernels", _R, "operators that are kept whole", probe=_operator),
-    Attribute("Tensor._cdata", _O, "tests of arguments in native code", probe=_tensor),
-    Attribute("Tensor._version", _R, "weights that change", probe=_tensor),
-    Attribute("UntypedStorage._cdata", _R, "tensors that share memory", probe=_storage),
-    Attribute("TypedStorage._untyped_storage", _F, "the emulated device", probe=_typed_storage),
-    Attribute("TypedStorage._new_wrapped_storage", _F, "the emulated device", probe=_typed_storage),
-    Attribute("Module._parameters", _F, "torchair.compile", probe=_module),
-    Attribute("Module._buffers", _F, "torchair.compile", probe=_module),
-    Attribute("Module._modules", _F, "torchair.compile", probe=_module),
-    Attribute("Node._pretty_print_target", _R, "names of operators in dumps", probe=_node),
-    Attribute("ProcessGroup._device_types", _F, "collectives", probe=_group),
-    Attribute("ProcessGroup._get_backend", _F, "the emulated device", probe=_group),
-    Attribute(
+    _row("OpOverload._schema", _R, "arguments and results of operators", probe=_operator),
+    _row("OpOverload._op", _F, "capture on a CPU, the emulated device", probe=_operator),
+    _row("OpOverload._op_dk", _F, "capture on a CPU, the emulated device", probe=_operator),
+    _row("OpOverload._opname", _R, "forms of operators", probe=_operator),
+    _row("OpOverload._overloadname", _R, "names of operators", probe=_operator),
+    _row("OpOverload._dispatch_cache", _R, "operators kept whole", probe=_operator),
+    _row("OpOverload.py_kernels", _R, "operators that are kept whole", probe=_operator),
+    _row("Tensor._cdata", _O, "tests of arguments in native code", probe=_tensor),
+    _row("Tensor._version", _R, "weights that change", probe=_tensor),
+    _row("UntypedStorage._cdata", _R, "tensors that share memory", probe=_storage),
+    _row("TypedStorage._untyped_storage", _F, "the emulated device", probe=_typed_storage),
+    _row("TypedStorage._new_wrapped_storage", _F, "the emulated device", probe=_typed_storage),
+    _row("Module._parameters", _F, "torchair.compile", probe=_module),
+    _row("Module._buffers", _F, "torchair.compile", probe=_module),
+    _row("Module._modules", _F, "torchair.compile", probe=_module),
+    _row("Node._pretty_print_target", _R, "names of operators in dumps", probe=_node),
+    _row("ProcessGroup._device_types", _F, "collectives", probe=_group),
+    _row("ProcessGroup._get_backend", _F, "the emulated device", probe=_group),
+    _row(
         "ExportedProgram._graph_module_flat_inputs", _F, "exported programs as GE graphs",
         probe=_exported,
     ),
-    Attribute(
+    _row(
         "ExportedProgram._transform_do_not_use", _F, "exported programs as GE graphs",
         probe=_exported,
     ),
-    Attribute(
+    _row(
         "profile._trace_metadata", _O, "metadata in profiles of the emulated device", "2.13",
         probe=_profile,
     ),
-    Attribute("OptimizedModule._orig_mod", _F, "models that are compiled", probe=_optimized),
-    Attribute("TorchInGraphFunctionVariable._get_handlers", _F, "emulated", probe=_in_graph),
-    Attribute("UserDefinedClassVariable._in_graph_classes", _F, "emulated", probe=_user_class),
+    _row("OptimizedModule._orig_mod", _F, "models that are compiled", probe=_optimized),
+    _row("TorchInGraphFunctionVariable._get_handlers", _F, "emulated", probe=_in_graph),
+    _row("UserDefinedClassVariable._in_graph_classes", _F, "emulated", probe=_user_class),
 )  # fmt: skip
 NAMES = Names(__name__, {row.path: row for row in _ROWS})
 

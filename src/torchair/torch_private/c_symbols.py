@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchair.torch_private.table import Names, Row, Without
+from torchair.torch_private.table import Names, PrivateName, Without
 
 _CPU, _CORE = "torch_cpu", "c10"
 _FILES = {"Linux": "lib{}.so", "Darwin": "lib{}.dylib", "Windows": "{}.dll"}
@@ -17,7 +17,7 @@ _FILES = {"Linux": "lib{}.so", "Darwin": "lib{}.dylib", "Windows": "{}.dll"}
 symbols are missing there."""
 
 
-class Symbol(Row):
+class PrivateSymbol(PrivateName):
     """A symbol of a library."""
 
     def found(self) -> Any:
@@ -26,8 +26,8 @@ class Symbol(Row):
         return _library(library)[symbol]
 
 
-def _symbol(library: str, name: str) -> Symbol:
-    return Symbol(f"{library}:{name}", Without.OPTIONAL, "tests of arguments in native code")
+def _symbol(library: str, name: str) -> PrivateSymbol:
+    return PrivateSymbol(f"{library}:{name}", Without.OPTIONAL, "tests of arguments in native code")
 
 
 SYMBOLS = {

@@ -25,6 +25,9 @@ NAMES = Names(
         "DataDependentOutputException": feature(
             "torch._subclasses.fake_tensor:DataDependentOutputException", "torchair.compile"
         ),
+        "DynamicOutputShapeException": feature(
+            "torch._subclasses.fake_tensor:DynamicOutputShapeException", "torchair.compile"
+        ),
         "detect_fake_mode": required(
             "torch._guards:detect_fake_mode", "what tracing knows of values"
         ),

@@ -26,7 +26,7 @@ class Without(Enum):
 
 
 @dataclass(frozen=True)
-class Row:
+class PrivateName:
     """A private name of torch."""
 
     path: str  # as entry points are written: `module:attribute`, or a module
@@ -69,25 +69,25 @@ class Row:
         return value
 
 
-def required(path: str, use: str, **seen: str) -> Row:
+def required(path: str, use: str, **seen: str) -> PrivateName:
     """A name without which no graph is compiled."""
-    return Row(path, Without.REQUIRED, use, **seen)
+    return PrivateName(path, Without.REQUIRED, use, **seen)
 
 
-def feature(path: str, use: str, **seen: str) -> Row:
+def feature(path: str, use: str, **seen: str) -> PrivateName:
     """A name that one feature needs, which ends in an error without it."""
-    return Row(path, Without.FEATURE, use, **seen)
+    return PrivateName(path, Without.FEATURE, use, **seen)
 
 
-def optional(path: str, use: str, **seen: str) -> Row:
+def optional(path: str, use: str, **seen: str) -> PrivateName:
     """A name whose value is None where torch does not have it."""
-    return Row(path, Without.OPTIONAL, use, **seen)
+    return PrivateName(path, Without.OPTIONAL, use, **seen)
 
 
 class Names:
     """The names of one module of this package."""
 
-    def __init__(self, module: str, rows: Mapping[str, Row]) -> None:
+    def __init__(self, module: str, rows: Mapping[str, PrivateName]) -> None:
         self.module, self.rows = module, rows
 
     def find(self, name: str) -> Any:
@@ -108,7 +108,7 @@ MODULES = (
 """The modules of this package that have rows."""
 
 
-def tables() -> Iterator[tuple[str, str, Row]]:
+def tables() -> Iterator[tuple[str, str, PrivateName]]:
     """Every row, with its module and the name that it has there."""
     for short in MODULES:
         module = import_module(f"torchair.torch_private.{short}")

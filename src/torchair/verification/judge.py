@@ -215,7 +215,7 @@ def _attention(target: Any, args: Any, kwargs: Any) -> Tensor:
     given = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
     given |= dict(zip(names, args, strict=False)) | kwargs
     if given.get("dropout_p"):
-        raise ValueError("numbers are dropped at random")
+        raise ValueError("it draws random numbers")
     q, k, v = (given[name] for name in ("query", "key", "value"))
     return torch.nn.functional.scaled_dot_product_attention(
         q,

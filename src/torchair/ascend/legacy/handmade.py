@@ -1,4 +1,4 @@
-"""Graphs that people build themselves: they run where their inputs are."""
+"""Graphs that users build themselves: they run where their inputs are."""
 
 from __future__ import annotations
 

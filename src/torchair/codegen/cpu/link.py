@@ -53,7 +53,7 @@ def link(objects: Iterable[bytes]) -> Image:
     return _Linking(arch, *_ARCHES[arch]).run(read)
 
 
-Patch = Callable[[bytearray, int, int, int], None]
+Relocate = Callable[[bytearray, int, int, int], None]
 """Writes an address: of memory, the place there, where that place is, and the address. All places
 count from the begin of the image."""
 
@@ -61,7 +61,7 @@ count from the begin of the image."""
 @dataclass
 class _Linking:
     arch: str
-    patches: Mapping[int, Patch]
+    patches: Mapping[int, Relocate]
     through_table: frozenset[int]  # kinds of relocations that ask for the address of the address
     calls: frozenset[int]  # kinds that may go to a stub
     stub: Callable[[int, int], bytes]
@@ -134,7 +134,7 @@ class _Linking:
 # ---- x86-64 ----
 
 
-def _relative(bytes_: int) -> Patch:
+def _relative(bytes_: int) -> Relocate:
     """A distance in so many bytes."""
 
     def patch(code: bytearray, at: int, here: int, to: int) -> None:
@@ -151,7 +151,7 @@ def _x86_stub(at: int, slot: int) -> bytes:
 # ---- aarch64: fields of 32-bit instructions ----
 
 
-def _field(low: int, width: int, value: Callable[[int, int], int]) -> Patch:
+def _field(low: int, width: int, value: Callable[[int, int], int]) -> Relocate:
     """Bits of an instruction that hold a number of place and target."""
 
     def patch(code: bytearray, at: int, here: int, to: int) -> None:
@@ -177,12 +177,12 @@ def _adrp(code: bytearray, at: int, here: int, to: int) -> None:
     struct.pack_into("<I", code, at, word)
 
 
-def _low(scale: int) -> Patch:
+def _low(scale: int) -> Relocate:
     """The place inside of a page, in units of an access."""
     return _field(10, 12, lambda here, to: (to & 0xFFF) >> scale)
 
 
-def _branch(low: int, width: int) -> Patch:
+def _branch(low: int, width: int) -> Relocate:
     return _field(low, width, lambda here, to: to - here >> 2)
 
 

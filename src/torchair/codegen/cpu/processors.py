@@ -89,7 +89,7 @@ def processor_named(text: str) -> Processor:
     if found is None or any(word not in _MORE or _MORE[word].level != name for word in more):
         extended = (f"{x.level}+{word}" for word, x in _MORE.items())
         raise ValueError(
-            f"{text!r} is no processor that code can be made for: there are "
+            f"{text!r} is not a processor that code can be generated for; known are "
             f"{', '.join((*_KNOWN, *extended))}, and what has several of these"
         )
     for word in sorted(set(more)):

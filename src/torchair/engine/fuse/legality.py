@@ -205,7 +205,7 @@ def run_order(
                     if r in gathered:
                         follows.append((last[r], r))
     if len(order) != len(items):
-        raise GraphError("fusion made units that wait for each other", graph=graph)
+        raise GraphError("fusion made units that depend on each other", graph=graph)
     return order
 
 

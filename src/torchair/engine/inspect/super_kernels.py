@@ -19,7 +19,7 @@ _ANSWERS = ("bypass", "abort")
 
 
 @dataclass(frozen=True)
-class Break:
+class ScopeBreak:
     """A step that a scope is not one segment for."""
 
     scope: str
@@ -48,7 +48,7 @@ def check_super_kernels(plan: Plan) -> None:
         logger.info("super_kernel %r: %s", found.scope, text)
 
 
-def breaks(plan: Plan) -> Iterator[Break]:
+def breaks(plan: Plan) -> Iterator[ScopeBreak]:
     """The first break of each scope."""
     for scope, steps in _scopes(plan).items():
         run = plan.steps[min(steps) : max(steps) + 1]
@@ -58,7 +58,7 @@ def breaks(plan: Plan) -> Iterator[Break]:
             lane = next(lane for lane in lanes if min(steps) in lane)
             found = next((plan.steps[k] for k in steps if k not in lane), None)
         if found is not None:
-            yield Break(scope, found)
+            yield ScopeBreak(scope, found)
 
 
 def _scopes(plan: Plan) -> dict[str, list[int]]:

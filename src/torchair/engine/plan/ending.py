@@ -52,7 +52,7 @@ class Promises:
         self._formulas: dict[tuple[int, str], SizeFormula] = {}
 
     def dims(self, k: int, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """Dims of a result; None for those that only the data tell, or if none were promised."""
+        """Dims of a result; None for data-dependent ones, or if none were promised."""
         return self._evaluate(k, "dims", sizes)
 
     def strides(self, k: int, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -78,7 +78,7 @@ class Promises:
             self._formulas[k, what] = formula
         try:
             return formula(sizes)
-        except KeyError:  # a size that only the data tell
+        except KeyError:  # a data-dependent size
             return None
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from torchair.codegen.program import TargetStep
-from torchair.engine.plan.parts import forks
+from torchair.engine.plan.forks import forks
 from torchair.engine.plan.records import Plan
 
 

@@ -160,7 +160,7 @@ class _PlanBuilder:
         self.facts: dict[Value, Fact] = {}
         self.slot: dict[Value, int] = {}
         self.allocation: dict[int, Allocation] = {}
-        self.metas: dict[int, Meta] = {}  # None where only the data tell
+        self.metas: dict[int, Meta] = {}  # None where it is data-dependent
         self.members: dict[int, list[Value]] = {}  # by allocation slot
         self.done: set[Node] = set()
         self.devices: dict[Value, str] = {}

@@ -15,7 +15,6 @@ from torchair.codegen.program import Allocation, Native, TargetStep
 from torchair.codegen.streams import HOST, DeviceStreams, streams_of
 from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig, Target
 from torchair.engine.plan.arena import Arena, Laid
-from torchair.engine.plan.parts import StepGroup, parts_of
 
 if TYPE_CHECKING:
     from torchair.ge.graph import Node, Value
@@ -84,6 +83,34 @@ class Step:
         """What a native step runs."""
         assert self.native is not None
         return self.native
+
+
+@dataclass
+class StepGroup:
+    """Consecutive steps that are run as one: native ones, or a single other step."""
+
+    steps: list[Step]
+    first: int  # the number of the first one
+
+    @property
+    def is_view(self) -> bool:
+        """Whether nothing is run on a device."""
+        return self.steps[0].kind == "view"
+
+
+def parts_of(steps: Sequence[Step], single: bool = False) -> list[StepGroup]:
+    """The steps, consecutive native ones together unless each is wanted `single`. Views between
+    them come first: they read no memory, and native steps make no tensors."""
+    parts: list[StepGroup] = []
+    for k, step in enumerate(steps):
+        after_native = bool(parts) and parts[-1].steps[0].kind == "native"
+        if after_native and not single and step.kind == "native":
+            parts[-1].steps.append(step)
+        elif after_native and not single and step.kind == "view" and not step.frees:
+            parts.insert(len(parts) - 1, StepGroup([step], k))
+        else:
+            parts.append(StepGroup([step], k))
+    return parts
 
 
 @dataclass

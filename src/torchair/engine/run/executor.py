@@ -21,8 +21,15 @@ from torchair.codegen.program import (
     NativePart,
 )
 from torchair.codegen.streams import DeviceStreams
-from torchair.engine.plan.parts import MOST_BRANCHES, StepGroup, parts_of
-from torchair.engine.plan.records import OutputSpec, Plan, Step, extent
+from torchair.engine.plan.forks import MOST_BRANCHES
+from torchair.engine.plan.records import (
+    OutputSpec,
+    Plan,
+    Step,
+    StepGroup,
+    extent,
+    parts_of,
+)
 from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.memory import (
     ARENA,
@@ -353,7 +360,7 @@ def _copy(step: Step) -> RunStep:
 
 
 def _late(step: Step, arena: torch.Tensor) -> RunStep:
-    """A step whose dims or host integers only the data tell: the kernel is made at every call."""
+    """A step with data-dependent dims or host integers: the kernel is made at every call."""
     row = row_of(step.node.type)
     assert row is not None
     store = _storer(step, arena)

@@ -203,7 +203,7 @@ _SIZES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 def check_capturable(plan: Plan, copied: bool = False) -> None:
-    """CaptureError if only the data tell some dims of a plan, if it prints and runs on a device, or
+    """CaptureError if some dims of a plan are data-dependent, if it prints and runs on a device, or
     if it reads memory of arguments that are to be `copied`; it names the first node."""
     calls = [s.node for s in plan.steps if copied and s.node.type == "TorchCall"]
     around = next((n for n in calls if n.attr("target") == "aten::as_strided"), None)

@@ -146,8 +146,8 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def reads_natively() -> bool:
-    """Whether native code reads the objects of this process. Else nobody is told: a graph runs
-    without such guards too."""
+    """Whether native code reads the objects of this process. Else there is no callback: a graph
+    runs without such guards too."""
     return cpu().runs() and refusal() is None
 
 

@@ -178,7 +178,7 @@ def plan_of(data: Mapping[str, Any]) -> Stored | None:
             return None
         plan = _plan(data)
     except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as e:
-        raise ValueError(f"its plan is none: {type(e).__name__} {e}") from e
+        raise ValueError(f"it is not a plan: {type(e).__name__} {e}") from e
     if not cpu().library.fetch({str(entry): str(key) for entry, key, _ in data["kernels"]}):
         return None
     packs = [(int(i), bool(turned), int(vectors)) for i, turned, vectors in data["packs"]]
@@ -213,7 +213,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
     """ValueError where a plan names memory that it does not have."""
     if not frozen <= set(range(plan.inputs)) or not {i for i, *_ in packs} <= frozen:
-        raise ValueError("its plan freezes what is not there")
+        raise ValueError("its plan freezes an unknown slot")
     for allocation in plan.allocations:
         inside = 0 <= allocation.offset <= allocation.offset + allocation.bytes <= plan.arena_size
         owner = {"input": allocation.slot, "tied": allocation.tied_to}.get(allocation.kind, 0)
@@ -229,13 +229,13 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
     slots = [w for w in named if not isinstance(w, list)]
     there = all(s in plan.places for s in (*slots, *(o.slot for o in plan.outputs)))
     if not there or not {*ways} <= set(range(len(packs))) or not NativeProgram.suits(plan):
-        raise ValueError("its plan names what is not there")
+        raise ValueError("its plan names an unknown slot")
     for made, allocation in plan.leaving:
         if allocation.kind == "fresh" and (
             extent(made.shape, made.strides)
             < extent(allocation.meta.shape, allocation.meta.stride())
         ):
-            raise ValueError("a result of its plan is smaller than what is written there")
+            raise ValueError("a result of its plan is smaller than the data written to it")
 
 
 def _allocation(
@@ -275,7 +275,7 @@ def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int], text: str)
     made = torch.empty_strided(shape, strides, dtype=_dtype(dtype))
     content = bytearray(base64.b64decode(text, validate=True))
     if len(content) != made.numel() * made.element_size():
-        raise ValueError("a constant of its plan is not of its size")
+        raise ValueError("a constant of its plan has another size")
     if content:
         made.copy_(torch.frombuffer(content, dtype=made.dtype).view(made.shape))
     return made
@@ -284,7 +284,7 @@ def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int], text: str)
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name} is no type of tensors")
+        raise ValueError(f"{name} is not a dtype of tensors")
     return found
 
 

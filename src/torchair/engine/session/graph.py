@@ -21,6 +21,7 @@ from torchair.engine.run.lanes import Watch
 from torchair.engine.session import inspection
 from torchair.engine.session.loaded import LoadedGraph, checked_state
 from torchair.engine.session.recording import PlanRecording
+from torchair.engine.session.tuning import tune
 from torchair.engine.session.user_memory import give_constant_memory, give_feature_memory
 from torchair.engine.session.variant import WeightVariant
 from torchair.engine.session.weights import WeightVariants
@@ -123,7 +124,7 @@ class TorchNpuGraph:
         vary it is compiled as usual."""
         self.compile(inputs)
         if not untunable(self.graph, self.current.compiler.target):
-            self.variant_for(inputs).tune(inputs)
+            tune(self.variant_for(inputs), inputs)
 
     # ---- the compiled graph ----
 

@@ -54,7 +54,7 @@ def run_watched(
     seen = variant.seen(inputs)
     pool = variant.find(seen)
     if isinstance(pool, GraphDump):
-        raise GraphError("a graph whose data are dumped has no plan", graph=variant.name)
+        raise GraphError("a graph that dumps its data has no plan", graph=variant.name)
     plan = pool.plan
     every = plan.read.union(*(step.outs for step in plan.steps))
     with torch.no_grad():

@@ -33,8 +33,8 @@ class PlanRecording:
         self._variant, self._inputs = variant, inputs
 
     def planned(self, copied: bool = False) -> PlanPool:
-        """Programs for the inputs, or for copies of them: CaptureError if only the data tell all
-        that a plan must know."""
+        """Programs for the inputs, or for copies of them: CaptureError if a plan needs
+        data-dependent sizes."""
         variant = self._variant
         pool = variant.find(variant.seen(self._inputs))
         if isinstance(pool, GraphDump):

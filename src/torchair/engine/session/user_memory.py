@@ -105,7 +105,7 @@ def _give(variants: WeightVariants, take: Callable[[UserMemory, Plan, str], None
     loaded, plan = current.loaded, current.last_plan()
     if plan is None or not takes_memory(current, plan):
         raise GraphError(
-            "memory can be handed in for graphs of fixed sizes on one stream",
+            "user memory needs a graph of fixed sizes on one stream",
             graph=loaded.name,
             hint="compile with dynamic=False",
         )

@@ -14,13 +14,10 @@ import torch
 from torchair.codegen.streams import streams_of
 from torchair.engine.compile import Bound, GraphCompiler
 from torchair.engine.inspect.dump import STATISTICS, GraphDump
-from torchair.engine.plan.lives import place_memory
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.lanes import Watch
-from torchair.engine.run.native import ProgramPool
-from torchair.engine.run.trial import call_of
 from torchair.engine.session.inspection import with_rows
 from torchair.engine.session.loaded import LoadedGraph
 from torchair.engine.session.plans import PlanCache, PlanPool
@@ -162,9 +159,7 @@ class WeightVariant:
             return pool.plan
         if self.inputs.dynamic or self.inputs.by_value:
             return None
-        plan = self.compiler.planner.plan([v.fact for v in self.inputs.data])
-        place_memory(plan)
-        return plan
+        return self.compiler.preview()
 
     # ---- runs ----
 
@@ -211,28 +206,6 @@ class WeightVariant:
                     return self.run(inputs, assigned)
             # a device with streams shows its kernels itself
             return self.run(inputs, assigned, profiled=is_profiling() and streams is None)
-
-    # ---- tuning ----
-
-    def tune(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Choose among forms of the kernels for inputs like these by measuring them."""
-        with self.compiler.measuring() as tuning:
-            self.find(self.seen(inputs))
-        tuning.confirm(self, inputs)
-
-    def alone(self, inputs: Sequence[torch.Tensor]) -> Callable[[], Any] | None:
-        """A call for inputs like these, on copies of what it updates; None where what runs may have
-        effects. A GPU replays it."""
-        pool, updated = self.find(self.seen(inputs)), set(self.loaded.state.assigned.values())
-        own = [t.clone() if i in updated else t for i, t in enumerate(inputs)]
-        return call_of(pool, own) if isinstance(pool, ProgramPool) else None
-
-    def untuned(self, inputs: Sequence[torch.Tensor]) -> WeightVariant:
-        """The same graph and weights, with the kernels that rules make."""
-        made = self.another()
-        made.compiler = self.compiler.untuned()
-        made.take(inputs, True)
-        return made
 
 
 def _put(

@@ -113,7 +113,7 @@ class StrassenLoops(TileLoops):
     def __init__(self, product: ProductValues, tile: Tile, cut: TileCut, store: StoreTile) -> None:
         spec, w = product.spec, product.w
         if not suits_strassen(spec, w.machine, tile.vectors):
-            raise Declined("its halves are no whole tiles")
+            raise Declined("its halves are not whole tiles")
         assert isinstance(spec.m, int) and isinstance(spec.n, int) and isinstance(spec.k, int)
         self.m, self.n, self.k = spec.m // 2, spec.n // 2, spec.k // 2
         half = ProductValues(w, replace(spec, m=self.m, n=self.n, k=self.k))

@@ -123,7 +123,7 @@ def GeluFusion(node: Node, inner: Inner) -> Build | None:
     inner.add(gate, curve)
     rest = [f for f in factors if f is not gate]
     if len(rest) != 1:
-        raise Mismatch("it is not one value that is gated", gate)
+        raise Mismatch("the two factors are not computed from one value", gate)
     (x,) = rest
     if made_by(x, "RealDiv", "Div") and rewrite.number(operands(x)[1]) == 2:
         inner.add(x)
@@ -132,7 +132,7 @@ def GeluFusion(node: Node, inner: Inner) -> Build | None:
         raise Mismatch("the factor is not one half", gate)
     approximate, polynomial = _INNER[kind]
     if not _same(_polynomial(operands(curve)[0], x, inner), polynomial):
-        raise Mismatch(f"what {kind} is taken of differs", curve)
+        raise Mismatch(f"the operands of {kind} differ", curve)
     return lambda: ge.GeluV2(x, approximate=approximate)
 
 
@@ -145,7 +145,7 @@ def SwishFusion(node: Node, inner: Inner) -> Build | None:
         inside = operands(gate)[0]
         scaled = (inside, 1.0) if inside is x else rewrite.with_number(inside, "Mul")
         if scaled is None or scaled[0] is not x:
-            raise Mismatch("what is gated is not what the sigmoid is taken of", gate)
+            raise Mismatch("the factor of the sigmoid is not its operand", gate)
         inner.add(gate, *([] if inside is x else [inside]))
         scale = scaled[1]
         return lambda: ge.Swish(x, scale=scale)
@@ -219,7 +219,7 @@ def _rotary(x: Value, plain: Value, sin: Value) -> Build:
         if factor.dtype != x.dtype:
             raise Mismatch("types differ", factor)
         if broadcast(rewrite.shape_of(x), rewrite.shape_of(factor)) != x.shape:
-            raise Mismatch("the result is larger than what is turned", factor)
+            raise Mismatch("the result is larger than the rotated operand", factor)
     return lambda: ge.RotaryMul(x, cos, sin)
 
 

@@ -29,7 +29,7 @@ def AttentionFusion(node: Node, inner: Inner) -> Build | None:
     rank = rewrite.rank_of(weights)
     axes = [a % rank for a in weights.node.attr("axes")]
     if node.attr("adj_x1") or axes != [rank - 1]:
-        raise Mismatch("the softmax is not over what is summed up", weights)
+        raise Mismatch("the softmax is not over the axis that is summed", weights)
     inner.add(weights)
     length = rewrite.shape_of(weights)[-2]
     if inner.state.native and isinstance(length, int) and 1 < length < _FEW:
@@ -58,13 +58,13 @@ def _scores(value: Value, inner: Inner) -> tuple[Node, float, Value | None]:
                 value, mask = _below(scores, inner), other
                 break
         else:
-            raise Mismatch("what the softmax is taken of is no product plus a mask", value)
+            raise Mismatch("the operand of the softmax is not a product plus a mask", value)
     factor = _scale(value)
     if factor is not None:
         inner.add(value)
         value, scale = _below(factor[0], inner), factor[1]
     if not made_by(value, "BatchMatMul") or value.node.attr("adj_x1"):
-        raise Mismatch("what the softmax is taken of is no product of query and key", value)
+        raise Mismatch("the operand of the softmax is not a product of query and key", value)
     inner.add(value)
     return value.node, scale, mask
 

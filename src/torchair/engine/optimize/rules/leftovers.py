@@ -152,12 +152,12 @@ def CopyOfResult(node: Node, inner: Inner) -> Build:
     if not node.control_users and _is_updated(node.outputs[0]):
         return lambda: x
     if x.users() != [node] or x.node.control_users or node.control_users:
-        raise Mismatch("others see what is copied", x)
+        raise Mismatch("the copied value has other readers", x)
     row = row_of(x.node.type)
     if x.node.type in INPUTS or row is None:
         raise Mismatch("it is a copy of an input", x)
     if row.has(Trait.VIEW | Trait.CONSTANT | Trait.WRITES_FIRST):
-        raise Mismatch("what is copied may lie in other memory", x)
+        raise Mismatch("the copied value may be in other memory", x)
     return lambda: x
 
 

@@ -74,7 +74,7 @@ def _rms_norm(
     if squares is None:
         return None
     if _square_of(squares) is not x:
-        raise Mismatch("what is averaged is not the square of what is scaled", squares)
+        raise Mismatch("the mean is not that of the square of the scaled value", squares)
     centred = made_by(x, "Sub") and _mean_of(operands(x)[1]) is operands(x)[0]
     if centred and any(u.type == "Add" for u in inner.last.outputs[0].users()):
         raise Mismatch("it is part of a layer norm", x)
@@ -136,7 +136,7 @@ def _layer_norm(
 ) -> Build:
     x, mean = operands(centred)
     if _mean_of(mean) is not x:
-        raise Mismatch("what is subtracted is not the mean over the last dim", centred)
+        raise Mismatch("the subtrahend is not the mean over the last dim", centred)
     inner.add(centred, mean, variance)
     if variance.node.type == "ReduceMeanVariance":
         rank = rewrite.rank_of(x)

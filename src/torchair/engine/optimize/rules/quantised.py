@@ -46,7 +46,7 @@ def _product(node: Node, weight: _Weight, scales: Value, most: int) -> Build:
     kernels for `most` rows."""
     x, bias = _fed(node, "x1", "bias")
     if not _serves(most, x):
-        raise Mismatch(f"there are no kernels for its rows, but for up to {most}", x)
+        raise Mismatch(f"it has more rows than kernels serve: {most}", x)
 
     def build() -> Any:
         zeros = weight.zeros
@@ -145,9 +145,9 @@ def ScaledProductFusion(node: Node, inner: Inner) -> Build | None:
         rows = shape_of(weight.integers)[0]
         found = _origin(scales)
         if shape_of(scales)[-1:] != (rows,) or shape_of(found) not in ((rows,), (rows, 1)):
-            raise Mismatch("the other factor is no row of scales", scales)
+            raise Mismatch("the other factor is not a row of scales", scales)
         if found.dtype not in FLOAT_TYPES or product.dtype != node.outputs[0].dtype:
-            raise Mismatch("its types are none of a quantised product", scales)
+            raise Mismatch("its types are not those of a quantised product", scales)
         inner.add(product)
         return _product(product.node, weight, found, inner.state.quantised)
     return None
@@ -194,7 +194,7 @@ def _scaled(value: Value) -> _Weight | None:
         if any(shape_of(part) != (dims[0], groups) for part in parts):
             raise Mismatch("scales and zero points are not laid out as the weight is", scales)
         if parts[0].dtype not in FLOAT_TYPES:
-            raise Mismatch("scales are no floats", parts[0])
+            raise Mismatch("scales are not floats", parts[0])
         group = dims[1] // groups if groups > 1 else 0
         return _Weight(integers, parts[0], *parts[1:], group=group)  # type: ignore[misc, arg-type]
     return None
@@ -258,14 +258,14 @@ def ShiftedProductFusion(node: Node, inner: Inner) -> Build | None:
     source = rewrite.below_cast(shifted[0])
     summed = rewrite.with_number(extra, "Mul")
     if source.dtype != DataType.DT_INT8 or summed is None or summed[1] != _SHIFT:
-        raise Mismatch("what is taken away is not the shift times sums", extra)
+        raise Mismatch("the subtrahend is not the shift times sums", extra)
     total = operands(summed[0]) if made_by(summed[0], "ReduceSum") else None
     if (
         total is None
         or rewrite.below_cast(total[0]) is not x2
         or total[1].content not in (0, (0,), (-2,))
     ):
-        raise Mismatch("what is summed up is not the weight", summed[0])
+        raise Mismatch("the sum is not one of the weight", summed[0])
     inner.add(product)
     return lambda: _sums(source, x2)
 
@@ -283,7 +283,7 @@ def QuantisedProductParts(node: Node, inner: Inner) -> Build | None:
     scale = _signed(scale)
     factors = all(v.dtype == DataType.DT_INT8 for v in (x1, x2))
     if not factors or scale.dtype not in _SCALES:
-        raise Mismatch("its scales or factors are of a type that generated code has not", scale)
+        raise Mismatch("generated code does not support the type of its scales or factors", scale)
 
     def build() -> Value:
         y = _scaled_sums(_sums(x1, x2), scale, bias, rows)
@@ -322,7 +322,7 @@ def QuantisedResults(node: Node, inner: Inner) -> Build | None:
         return None
     scale = _signed(scale)
     if x.dtype not in rewrite.KERNEL_FLOATS or scale.dtype not in _SCALES:
-        raise Mismatch("its scales or factors are of a type that generated code has not", scale)
+        raise Mismatch("generated code does not support the type of its scales or factors", scale)
 
     def build() -> Value:
         flags = ("transpose_x", "transpose_weight", "antiquant_group_size", "inner_precise")

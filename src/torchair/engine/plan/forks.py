@@ -1,5 +1,4 @@
-"""The steps of a plan in parts that programs run as one: native steps that follow each other, and
-calls of libraries that a GPU runs side by side.
+"""Calls of libraries that need nothing of each other, side by side on a GPU that records.
 
 A product of few rows leaves most of a GPU idle, and three of them in a row wait for each other
 for nothing. In a recording they are branches: each begins when what was recorded before is done,
@@ -11,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torchair.codegen.program import Range, overlap, range_of
+from torchair.engine.plan.records import Plan, Step, StepGroup, parts_of
 from torchair.operators import Trait, has_trait
-
-if TYPE_CHECKING:
-    from torchair.engine.plan.records import Plan, Step
 
 MOST_BRANCHES = 4
 """Branches of one fork."""
@@ -25,34 +21,6 @@ SMALL = 1 << 31
 """Multiplications of a call that does not fill the device for long."""
 MUCH = 4 << 20
 """Bytes that kernels of our own make, so that a fork is worth its price."""
-
-
-@dataclass
-class StepGroup:
-    """Consecutive steps that are run as one: native ones, or a single other step."""
-
-    steps: list[Step]
-    first: int  # the number of the first one
-
-    @property
-    def is_view(self) -> bool:
-        """Whether nothing is run on a device."""
-        return self.steps[0].kind == "view"
-
-
-def parts_of(steps: Sequence[Step], single: bool = False) -> list[StepGroup]:
-    """The steps, consecutive native ones together unless each is wanted `single`. Views between
-    them come first: they read no memory, and native steps make no tensors."""
-    parts: list[StepGroup] = []
-    for k, step in enumerate(steps):
-        after_native = bool(parts) and parts[-1].steps[0].kind == "native"
-        if after_native and not single and step.kind == "native":
-            parts[-1].steps.append(step)
-        elif after_native and not single and step.kind == "view" and not step.frees:
-            parts.insert(len(parts) - 1, StepGroup([step], k))
-        else:
-            parts.append(StepGroup([step], k))
-    return parts
 
 
 @dataclass
