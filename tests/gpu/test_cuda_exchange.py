@@ -20,7 +20,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import torchair
-from capture_tools import compiled, equal, fresh
+from capture_tools import compiled, equal, fresh, graphs
 from cuda_graphs import data
 from host_memory import ACCELERATOR, over_address
 from tolerance import assert_close, double_copy, tensors, to_double
@@ -600,4 +600,40 @@ def test_training_is_replayed_and_saves_what_the_backward_reads() -> None:
         for x, y in zip(xs, ys, strict=True):
             torch.testing.assert_close(x.grad, y.grad, atol=1e-4, rtol=1e-3)
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, atol=1e-4, rtol=1e-3)
+
+
+class Attends(nn.Module):
+    """Attention with a bias, which torch computes in training, between two products."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.first, self.last, self.rate = nn.Linear(64, 192), nn.Linear(64, 64), rate
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        rows, length, _ = x.shape
+        parts = self.first(x).view(rows, length, 3, 2, 32).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(*parts, attn_mask=bias, dropout_p=self.rate)
+        return self.last(found.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_attention_in_training_is_replayed_where_its_arguments_are(rate: float) -> None:
+    """Without dropout it draws nothing, and its gradient reads nothing of the random state; with
+    dropout torch launches the graph."""
+    fresh()
+    torch.manual_seed(0)
+    model = Attends(rate).cuda()
+    eager, fast = copy.deepcopy(model), compiled(model)
+    for _ in range(3):
+        x, bias = on_gpu(4, 24, 64), on_gpu(4, 2, 24, 24)
+        fast(x, bias).square().mean().backward()
+        eager(x, bias).square().mean().backward()
+    found = [meta.recording for graph in graphs() for meta in graph.captured.values()]
+    assert len(found) == 2
+    assert all(isinstance(r, ExchangedRecording) and r._instead is None for r in found)
+    for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and p.grad.norm() > 0
+        if not rate:
             torch.testing.assert_close(p.grad, q.grad, atol=1e-4, rtol=1e-3)
