@@ -102,6 +102,7 @@ _ROWS = (
     Attribute("OpOverload.py_kernels", _R, "operators that are kept whole", probe=_operator),
     Attribute("Tensor._cdata", _O, "tests of arguments in native code", probe=_tensor),
     Attribute("Tensor._version", _R, "weights that change", probe=_tensor),
+    Attribute("Tensor._is_zerotensor", _R, "zeros that have no memory", probe=_tensor),
     Attribute("UntypedStorage._cdata", _R, "tensors that share memory", probe=_storage),
     Attribute("TypedStorage._untyped_storage", _F, "the emulated device", probe=_typed_storage),
     Attribute("TypedStorage._new_wrapped_storage", _F, "the emulated device", probe=_typed_storage),
