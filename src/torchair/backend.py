@@ -218,18 +218,12 @@ def opaque(compiler: Callable[..., Any]) -> Callable[..., Any]:
 def boxed(runner: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """A callable over one list of arguments, the convention AOTAutograd is fastest with. It may
     take them out of the list."""
-    from torchair.engine.run.consumed import Consumed
-
-    run, consumes = getattr(runner, "run", None), getattr(runner, "consumes", False)
+    run = getattr(runner, "run", None)
+    if getattr(runner, "consumes", False):
+        run = runner.run_consuming  # type: ignore[attr-defined]
 
     def call(args: list[Any]) -> Any:
-        if run is None:
-            return runner(*args)
-        if consumes:
-            given = Consumed(args)
-            args.clear()
-            return run(given)
-        return run(args)
+        return run(args) if run is not None else runner(*args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

@@ -19,6 +19,7 @@ from torchair.devices import Device
 from torchair.devices.base import GraphCall
 from torchair.engine.optimize.passes import GE_PASSES, ge_kind
 from torchair.engine.optimize.passes.ordering import note_interface
+from torchair.engine.run.consumed import Consumed
 from torchair.ge.dtypes import ExecutorType, ge_to_torch
 from torchair.ge.graph import Graph
 from torchair.ge.shapes import Shape, evaluate, free_symbols, on_wire
@@ -77,7 +78,8 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
     """A converted FX graph in the engine."""
 
     consumes = False
-    """Whether it is called with arguments that it may let go of as it runs: `Consumed` ones."""
+    """Whether AOTAutograd calls it with arguments that nobody else needs, and it may let go of them
+    as it runs."""
 
     def __init__(
         self,
@@ -112,6 +114,12 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         if self._gears:
             local |= gear_options(self.graph, self._gears)
         return local, dict(self._settings.global_options)
+
+    def run_consuming(self, args: list[Any]) -> Any:
+        """`run`, which takes the arguments out of the list."""
+        given = Consumed(args)
+        args.clear()
+        return self.run(given)
 
     # The next three have the names of the original.
 
