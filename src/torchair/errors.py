@@ -118,7 +118,7 @@ class GraphError(TorchairError, RuntimeError):
 
 
 class CaptureError(TorchairError, RuntimeError):
-    """A graph cannot be captured; ``node`` and ``source`` say what is in the way."""
+    """A graph cannot be captured; ``node`` and ``source`` say what prevents it."""
 
     LABELS = {"node": "node", "source": "called from"}
 

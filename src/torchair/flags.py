@@ -85,7 +85,7 @@ class Flags:
     cache_dir: str | None = _of("TORCHAIR_CACHE_DIR")  # folder of compiled kernels
     user_cache: str | None = _of("XDG_CACHE_HOME")  # where that is by default, else ``~/.cache``
     kernel_cache: bool = _of("TORCHAIR_KERNEL_CACHE", True, _switch)  # whether kernels are kept
-    debug: int = _of("TORCHAIR_DEBUG", 0, _debug_level)  # what the compiler tells, see above
+    debug: int = _of("TORCHAIR_DEBUG", 0, _debug_level)  # what the compiler prints, see above
     native: bool = _of("TORCHAIR_NATIVE", True, _switch)  # our kernels, or torch's
     cpu: str | None = _of("TORCHAIR_CPU")  # the processor to make code for, by name
     timeline: str | None = _of("TORCHAIR_TIMELINE")  # folder for timelines of all graphs

@@ -26,7 +26,7 @@ def world() -> tuple[int, int] | None:
 
 class LoadMeter:
     """Cores that other processes keep busy, from entering it on: what is timed meanwhile takes
-    longer than it has to. 0 where the system does not tell."""
+    longer than it has to. 0 where the system does not say so."""
 
     def __enter__(self) -> Self:
         self._begun = self._now()
@@ -58,7 +58,7 @@ def _busy_seconds() -> float | None:
 
 
 def processor() -> str | None:
-    """What the system calls the processor, None where it does not tell."""
+    """What the system calls the processor, None where it is not known."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if "model name" in line]

@@ -85,7 +85,7 @@ class Compilation:
 
 
 Observer = Callable[[Compilation], GmRunner]
-"""Is told of each graph that is compiled, and gives what runs."""
+"""Is called with each graph that is compiled, and gives what runs."""
 
 
 class Observers:

@@ -27,8 +27,10 @@ from models import (
     llama_inputs,
     mlp_inputs,
 )
+from native_check import check_sessions
 from ptx_target import PtxTarget
 from quantised import quantise
+from random_graphs import Maker
 from tolerance import assert_close, double_copy, to_double
 from torchair.codegen.cuda.jit import describe
 from torchair.engine.compile import TARGETS
@@ -144,3 +146,12 @@ def test_usually_a_row_depends_on_its_batch(name: str) -> None:
     model = MODELS[name]()
     pairs = zip(model.run(1, "default"), model.run(MOST, "default"), strict=True)
     assert not all(same_bits(alone, among[:1]) for alone, among in pairs)
+
+
+@pytest.mark.parametrize("seed", range(2000, 2012))
+@pytest.mark.filterwarnings("ignore")
+def test_random_graphs(seed: int, monkeypatch: pytest.MonkeyPatch, gpu: PtxTarget) -> None:
+    """Over memory that holds no numbers before: a value that another one overwrites shows."""
+    monkeypatch.setenv("TORCHAIR_POISON", "1")
+    check_sessions(Maker(seed, nodes=25), [lambda n: n] * 2)
+    assert gpu.ran

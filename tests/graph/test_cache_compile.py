@@ -380,7 +380,9 @@ def test_tensors_that_are_no_buffers_are_found_again(tmp_path: Path, traced: lis
         check()
     assert len(traced) == 1
     model.parts[0] = Part()
-    with pytest.warns(UserWarning, match=r"recompiled: parts\[0\] of the model is not what it was"):
+    with pytest.warns(
+        UserWarning, match=r"recompiled: parts\[0\] of the model has changed since it was compiled"
+    ):
         check()
     assert len(traced) == 2
 

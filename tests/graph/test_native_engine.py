@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,26 +24,19 @@ from compiling import compiled
 from like_eager import sharing, twin
 from native_check import (
     Captured,
-    Tensors,
     capture,
+    check_sessions,
     check_units,
     differences,
     largest,
     native_types,
-    oracle,
-    truth_of,
 )
 from random_functions import Program
 from random_graphs import Maker
 from tolerance import assert_close, double_copy, to_double
 from torchair.codegen.cpu.target import CpuTarget
 from torchair.engine.run import executor
-from torchair.engine.session import TorchNpuGraph
-from torchair.ge.graph import Graph
 from torchair.operators import contraction
-
-Resize = Callable[[int], int]
-
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -52,42 +44,15 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 # ---- random graphs as a whole: memory, order, barriers
 
 
-def _expected(graph: Graph, inputs: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
-    eager = oracle(graph, inputs)
-    nodes = [n for n in graph.nodes if n.type not in ("Data", "Const", "NetOutput")]
-    return eager, truth_of(nodes, eager)
-
-
-def _check_sessions(made: Maker, resizes: list[Resize]) -> None:
-    """One session, for inputs of these sizes one after the other."""
-    results = list(made.graph.output.values())
-    sets, expected = [], []
-    for resize in resizes:
-        inputs = made.resized(resize)
-        try:
-            expected.append(_expected(made.graph, inputs))
-        except RuntimeError as e:  # sizes that only happen to be equal do not grow together
-            assert sets and "must match" in str(e)
-            continue
-        sets.append(inputs)
-    session = TorchNpuGraph(made.graph.name)
-    session.load(made.graph)
-    for inputs, (eager, truth) in zip(sets, expected, strict=True):
-        scale = largest([*truth.values(), *inputs])
-        for value, got in zip(results, session.run(inputs), strict=True):
-            wrong = differences(got, eager[value], truth.get(value, eager[value]), scale)
-            assert not wrong, f"{value} of {made.graph.name}: {wrong}"
-
-
 @pytest.mark.parametrize("seed", range(1000, 1024))
 def test_random_graphs(seed: int) -> None:
-    _check_sessions(Maker(seed, nodes=25), [lambda n: n] * 2)
+    check_sessions(Maker(seed, nodes=25), [lambda n: n] * 2)
 
 
 @pytest.mark.parametrize("seed", range(1000, 1010))
 def test_random_graphs_of_many_sizes(seed: int) -> None:
     sizes = [lambda n: n, lambda n: n + 1, lambda n: n + 16, lambda n: 2 * n, lambda n: n]
-    _check_sessions(Maker(seed, nodes=18, dynamic=True), sizes)
+    check_sessions(Maker(seed, nodes=18, dynamic=True), sizes)
 
 
 @pytest.mark.slow
@@ -95,7 +60,7 @@ def test_random_graphs_of_many_sizes(seed: int) -> None:
 def test_more_random_graphs(seed: int) -> None:
     made = Maker(seed, nodes=25, extreme=seed % 3 == 0, dynamic=seed % 3 == 1)
     check_units(made.graph, made.inputs)
-    _check_sessions(made, [lambda n: n] + [lambda n: n + 1] * made.dynamic)
+    check_sessions(made, [lambda n: n] + [lambda n: n + 1] * made.dynamic)
 
 
 # ---- random functions: values, strides, updates, sharing of memory

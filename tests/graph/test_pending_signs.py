@@ -7,6 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import torchair
+from torchair.errors import InputError
 from torchair.ge.signature import InputView, Pending, Signature
 from torchair.serde.convention import Convention, from_text, to_text
 
@@ -96,6 +98,23 @@ VIEWS = {
 @pytest.mark.parametrize("function", VIEWS.values(), ids=VIEWS)
 def test_results_that_show_an_argument_as_another_type(function):
     check(function, lambda base: base, grad=False, base=torch.randn(6, 4))
+
+
+def test_zeros_without_memory_are_no_argument_of_native_code():
+    def run(x):
+        return x * 2 + 1
+
+    torch._dynamo.reset()
+    given = torch.ones(4), torch._efficientzerotensor(4)
+    with torch.no_grad():
+        traced, fast = torch.compile(run, backend="torchair"), torchair.compile(run)
+        for _ in range(5):
+            for x in given:
+                torch.testing.assert_close(traced(x), run(x))
+        for _ in range(5):
+            torch.testing.assert_close(fast(given[0]), run(given[0]))
+            with pytest.raises(InputError, match="a tensor with memory"):
+                fast(given[1])
 
 
 def test_files_hold_what_is_pending():

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from like_eager import twin
+from random_graphs import Maker, Resize
 from torchair.codegen.cpu.jit import run_kernel
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.program import SIZES_AT, AuxMemory, Native
@@ -310,3 +311,33 @@ def capture() -> Iterator[list[Captured]]:
 def native_types(plan: Plan) -> set[str]:
     """Operator types that generated code computes in a plan."""
     return {n.type for s in plan.steps if s.kind == "native" for n in s.also}
+
+
+# ---- random graphs as a whole
+
+
+def _expected(graph: Graph, inputs: list[torch.Tensor]) -> tuple[Tensors, Tensors]:
+    eager = oracle(graph, inputs)
+    nodes = [n for n in graph.nodes if n.type not in ("Data", "Const", "NetOutput")]
+    return eager, truth_of(nodes, eager)
+
+
+def check_sessions(made: Maker, resizes: list[Resize]) -> None:
+    """One session, for inputs of these sizes one after the other."""
+    results = list(made.graph.output.values())
+    sets, expected = [], []
+    for resize in resizes:
+        inputs = made.resized(resize)
+        try:
+            expected.append(_expected(made.graph, inputs))
+        except RuntimeError as e:  # sizes that only happen to be equal do not grow together
+            assert sets and "must match" in str(e)
+            continue
+        sets.append(inputs)
+    session = TorchNpuGraph(made.graph.name)
+    session.load(made.graph)
+    for inputs, (eager, truth) in zip(sets, expected, strict=True):
+        scale = largest([*truth.values(), *inputs])
+        for value, got in zip(results, session.run(inputs), strict=True):
+            wrong = differences(got, eager[value], truth.get(value, eager[value]), scale)
+            assert not wrong, f"{value} of {made.graph.name}: {wrong}"

@@ -4,7 +4,7 @@ graph alone.
 Dynamo has compared the arguments when a compiled graph is called, and AOTAutograd's wrapper does
 nothing around most inference graphs. From the fourth call on such a graph is a native guard that
 looks at arguments and packed weights, takes addresses and runs the program; whatever it refuses
-goes the usual way.
+takes the usual path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchair.torch_private.dispatch import (
 from torchair.torch_private.profiler import is_profiling
 
 FIRST, LONGEST = 3, 1024
-"""Calls the usual way before there is a native guard; twice as many after each that served few."""
+"""Usual calls before there is a native guard; twice as many after each that served few."""
 _SERVED = 64  # calls of a native guard that was worth making
 
 
@@ -181,7 +181,7 @@ class _FastPath:
         return call
 
     def otherwise(self, args: Sequence[Any]) -> Any:
-        """A call the usual way. After some in a row that were refused the guard is made anew."""
+        """A usual call. After some in a row that were refused the guard is made anew."""
         entry = self._entry
         if entry is not None and (count := entry.guarded.settle()):
             self._served += count

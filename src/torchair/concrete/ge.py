@@ -57,7 +57,7 @@ class ConcreteGraph(GmRunner, abc.ABC):
 
     @abc.abstractmethod
     def compile(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
-        """Make it ready to run; the inputs of the first call tell what may be frozen."""
+        """Make it ready to run; what may be frozen follows from the inputs of the first call."""
 
     @abc.abstractmethod
     def dump(self, path: str) -> None:
@@ -128,7 +128,7 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
         return self.options()
 
     def update_graph_with_runtime(self, inputs: Sequence[Any], fx_inputs: Any = None) -> None:
-        """Compile with what only the arguments of the first call tell: what may be frozen."""
+        """Compile with what follows from the arguments of the first call: what may be frozen."""
         self.compile(inputs)
 
     @property
@@ -196,7 +196,7 @@ def plan_ahead(
 
 
 def gear_options(graph: Graph, gears: Sequence[SymbolValues]) -> dict[str, str]:
-    """The options that tell the engine about gears."""
+    """The options of the engine for gears."""
     shapes = {n.name: n.outputs[0].shape or () for n in sorted(graph.data, key=lambda n: n.name)}
     dims = [d for shape in shapes.values() for d in shape if not isinstance(d, int)]
     wire = {name: on_wire(shape) for name, shape in shapes.items()}

@@ -72,7 +72,7 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True)
 class About:
-    """What users are told of an option."""
+    """What users read about an option."""
 
     where: Where = "both"
     effect: str = "works"  # the line of docs/options.md

@@ -348,7 +348,7 @@ class InferenceConfig(Section):
 def gear_keys(
     shapes: Mapping[str, Sequence[int]], sizes: Sequence[Sequence[int]]
 ) -> dict[str, str]:
-    """The options that tell the engine about gears: dims of all inputs by name, -1 for those that
+    """The options of the engine for gears: dims of all inputs by name, -1 for those that
     vary, and the sizes that these have together."""
     listed = dict.fromkeys(",".join(map(str, combination)) for combination in sizes)
     return {

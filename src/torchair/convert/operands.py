@@ -72,7 +72,7 @@ def real(spec: TensorSpec) -> int:
 
 
 def size_of(x: Value, dim: int) -> Value:
-    """A dim of a tensor that only the call tells."""
+    """A dim of a tensor that is not known before the call."""
     size = ge.Gather(ge.Shape(x, dtype=INT64), dim)
     size.node.attrs["_force_unknown_shape"] = attr.Bool(True)
     return size

@@ -77,7 +77,7 @@ def _in_order(meta: torch.Tensor) -> bool:
 
 
 def spec_of(meta: Any) -> TensorSpec:
-    """What a converter is told of a result that tracing saw."""
+    """What a converter gets to know of a result that tracing saw."""
     if isinstance(meta, torch.Tensor):
         dims = tuple(from_torch(d) for d in meta.shape)
         return TensorSpec(

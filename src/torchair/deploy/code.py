@@ -1,6 +1,6 @@
 """Whether the machine code in a model file is run: only if the caller says so.
 
-Machine code does what it likes. A checksum tells damage, not who made it. So the caller trusts the
+Machine code can do anything. A checksum shows damage, not the author. So the caller trusts the
 file, or hands in the key that it was signed with; else kernels are compiled here as usual.
 """
 

@@ -179,7 +179,7 @@ class Version:
         self, flat: Sequence[Any], slowly: Callable[..., Any], tried: Callable[..., Any]
     ) -> Callable[..., Any] | None:
         """Calls like this one as one native call; None if that is not possible, or too early.
-        `tried` is the way that this call has not gone."""
+        `tried` is the native call that has refused these arguments, if any."""
         if self._made is not None and tried is not self._made:
             return self._made  # of another version
         self._calls += 1

@@ -215,7 +215,7 @@ class _Export:
             self._ready(self._nesting(result))
 
     def _nesting(self, result: Any) -> Any:
-        """How the result of the model is nested, None where that cannot be told."""
+        """How the result of the model is nested, None where that is not known."""
         marks = {id(t): k for k, t in enumerate(self._marks)}
         paths = {id(v): path for path, (_, v) in self._leaves.items() if path[0] in self._read}
         weights = {id(t): n for n, t in self._tensors}

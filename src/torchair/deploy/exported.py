@@ -256,7 +256,7 @@ def _readable(specs: Sequence[Spec], conditions: Sequence[str]) -> Guards:
 
 
 def _nesting(traced: Traced) -> Any:
-    """How results are nested; None, for a tuple, where that cannot be told."""
+    """How results are nested; None, for a tuple, where that is not known."""
     count = traced.result.num_leaves - len(traced.constants)
     marks = [torch.empty(0) for _ in range(count)]
     number = {id(mark): k for k, mark in enumerate(marks)}

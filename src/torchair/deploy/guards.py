@@ -153,6 +153,8 @@ class Expected:
             return "a plain tensor", f"a {type(t).__name__}"
         if t.layout is not torch.strided or t.is_conj() or t.is_neg():
             return "a dense tensor without pending conjugation", f"{t.layout}"
+        if t._is_zerotensor():
+            return "a tensor with memory", "zeros of autograd that have none"
         if str(t.device) != self.device:
             return f"a tensor on {self.device}", f"one on {t.device}"
         if _dtype_name(t.dtype) != self.dtype:

@@ -297,7 +297,7 @@ def _check_operators(graph: Graph) -> None:
 
 
 def _call_of(graph: Graph, device: str) -> package.PackagedCall:
-    """The note that an export left, or what the graph alone tells."""
+    """The note that an export left, or what follows from the graph alone."""
     note = graph.attrs.get(package.CALL)
     if note is None:
         convention = convention_of(graph, device, updates=False)

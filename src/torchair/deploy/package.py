@@ -36,7 +36,7 @@ _DEEP = 12
 
 
 class NotNested(Exception):
-    """A result that no file can tell."""
+    """A result that no file can express."""
 
 
 def outline(value: Any, leaf: Callable[[Any], dict[str, Any] | None], depth: int = 0) -> Any:
@@ -63,7 +63,7 @@ def outline(value: Any, leaf: Callable[[Any], dict[str, Any] | None], depth: int
 
 
 def _attributes(value: Any, leaf: Callable[[Any], Any], depth: int) -> list[Any]:
-    """Those of an object that can be told, as a cache has them."""
+    """Those of an object that a file can express, as a cache has them."""
     found = []
     for name, part in getattr(value, "__dict__", {}).items():
         try:

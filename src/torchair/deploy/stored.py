@@ -193,7 +193,7 @@ class ReadyCall:
     def of(
         cls, data: Mapping[str, Any] | None, opened: Callable[[], GraphCall]
     ) -> ReadyCall | None:
-        """The call that a file tells; None if it holds none for this process."""
+        """The call that a file holds; None if it holds none for this process."""
         if data is None or not _unwatched():
             return None
         stored = plan_of(data["plan"])
@@ -283,7 +283,7 @@ class _Walk:
         self._installed: dict[str, str] = {}  # packages that were met, and their versions
 
     def take(self, found: Any) -> None:
-        """Look at a function, method or class later, unless its version tells all about it."""
+        """Look at a function, method or class later, unless its version identifies it."""
         if isinstance(found, (staticmethod, classmethod, MethodType)):
             found = found.__func__
         elif isinstance(found, property):
@@ -297,7 +297,7 @@ class _Walk:
             self._work.append(found)
 
     def _is_known(self, module: str) -> bool:
-        """Whether a version tells all about a module."""
+        """Whether a version identifies a module."""
         package = module.partition(".")[0]
         if package in _KNOWN_BY_VERSION:
             return True

@@ -255,12 +255,14 @@ _DEQUANTISING = (torch.dequantize, "dequantize")
 def traced_wrongly(gm: Any, inputs: Sequence[Any]) -> str | None:
     """Why a graph of Dynamo cannot be traced further, None where it can. Tracing takes quantised
     tensors for plain ones, so `dequantize` for a view; where such a tensor is only dequantised,
-    that does no harm."""
+    that does no harm. Zeros of autograd that have no memory are taken for others, too."""
     graph = getattr(gm, "graph", None)  # compiled autograd's modules have none
     made = [] if graph is None else [n for n in graph.nodes if n.target in _QUANTISING]
     read = {user.target for node in made for user in node.users}
     if not read <= set(_DEQUANTISING) or any(getattr(t, "is_quantized", False) for t in inputs):
         return "torch traces its quantised tensors as plain ones"
+    if any(isinstance(t, torch.Tensor) and t._is_zerotensor() for t in inputs):
+        return "an argument is zeros without memory"
     return None
 
 

@@ -13,7 +13,7 @@ _EFFECTS = Trait.SIDE_EFFECT | Trait.COMMUNICATION | Trait.RANDOM | Trait.DRAWS
 
 def is_foreign(node: Node) -> bool:
     """Whether a node may do anything: torch operators of other libraries, and what users gave a
-    kernel for. Of a row of the operator table the traits tell."""
+    kernel for. For a row of the operator table its traits say so."""
     if node.type in TORCH_CALLS:
         # By its name: a graph from a file may call an operator whose library is not loaded.
         return node.attr("target").partition("::")[0] not in purity.OWN_NAMESPACES

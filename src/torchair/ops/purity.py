@@ -15,8 +15,9 @@ import torch
 from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
 
 OWN_NAMESPACES = frozenset(("aten", "prim", "prims"))
-"""Libraries whose schemas tell everything that an operator does. An operator of any other library
-may have effects that its schema does not mention: write a cache, count, log, talk to a server."""
+"""Libraries whose schemas describe everything that an operator does. An operator of any other
+library may have effects that its schema does not mention: write a cache, count, log, talk to a
+server."""
 
 
 def is_foreign(target: Any) -> bool:

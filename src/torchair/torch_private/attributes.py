@@ -106,6 +106,7 @@ _ROWS = (
     _row("OpOverload.py_kernels", _R, "operators that are kept whole", probe=_operator),
     _row("Tensor._cdata", _O, "tests of arguments in native code", probe=_tensor),
     _row("Tensor._version", _R, "weights that change", probe=_tensor),
+    _row("Tensor._is_zerotensor", _R, "zeros that have no memory", probe=_tensor),
     _row("UntypedStorage._cdata", _R, "tensors that share memory", probe=_storage),
     _row("TypedStorage._untyped_storage", _F, "the emulated device", probe=_typed_storage),
     _row("TypedStorage._new_wrapped_storage", _F, "the emulated device", probe=_typed_storage),

@@ -1,4 +1,4 @@
-"""How far a result may be from the truth. Float64 tells what rounding costs; nothing is guessed."""
+"""How far a result may be from the truth. Float64 measures rounding; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
 
 
 def no_number(text: str) -> Difference:
-    """A difference that only words tell."""
+    """A difference that has no number, as a text."""
     return Difference(float("inf"), 0.0, 0.0, text)
 
 

@@ -2,7 +2,7 @@
 
 Races, waits that are never satisfied, and marks that order nothing. The engine itself keeps the
 order of a graph in any case (plan/streams.py); a finding says that the model does not, and that a
-device which does what it is told may fail.
+device that follows the order of the graph may fail.
 """
 
 from __future__ import annotations

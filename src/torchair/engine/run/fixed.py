@@ -188,9 +188,9 @@ def _explained(fire: Callable[[], None]) -> Callable[[], None]:
 SIZE_HINT = "use an operator whose result has a fixed size, and torch.where for decisions"
 _DATA = "makes a result whose size depends on data"
 _PRINTS = "npu_print prints on the host, which a device does not wait for"
-_NO_META = "has no meta kernel that tells the sizes of its results"
+_NO_META = "has no meta kernel, so the sizes of its results are not known"
 _AROUND = "reads memory around an argument, of which a replay has a copy"
-_PYTHON = "runs functions of Python, which do not tell the sizes of their results"
+_PYTHON = "runs Python functions, so the sizes of its results are not known"
 # Why a graph cannot be captured, and what the user can do about it.
 _HINTS = {
     _DATA: SIZE_HINT,

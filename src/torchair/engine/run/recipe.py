@@ -171,7 +171,7 @@ def _tensor_data(t: torch.Tensor) -> list[Any]:
 
 
 def plan_of(data: Mapping[str, Any]) -> Stored | None:
-    """The plan that a recipe tells; None where it is for another machine or another version, or
+    """The plan that a recipe describes; None where it is for another machine or another version, or
     where a kernel is not on disk any more. ValueError if it is no recipe."""
     try:
         if data["maker"] != maker():

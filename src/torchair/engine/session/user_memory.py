@@ -134,6 +134,6 @@ def _bytes(block: torch.Tensor, size: int, device: str, use: str) -> torch.Tenso
             f"memory for {use} is too small",
             expected=f"{size} bytes after the first address that 64 divides",
             got=f"{whole.numel()} bytes",
-            hint="summary() tells the sizes; ask for 64 bytes more to be sure of the begin",
+            hint="summary() has the sizes; allocate 64 bytes more for its alignment",
         )
     return whole

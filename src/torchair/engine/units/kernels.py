@@ -67,7 +67,7 @@ def anchors(
 def descriptions(
     constant: Callable[[Value], bool], batch_invariant: bool = False
 ) -> dict[AnchorKind, Callable[[Node], Anchor]]:
-    """What a target is told of nodes, by kind."""
+    """What a target gets to know of nodes, by kind."""
 
     def conv(node: Node) -> Anchor:
         return Anchor("conv", _type_of(node, "x"), constant=constant(node.value_on("filter")))
