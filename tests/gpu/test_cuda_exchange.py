@@ -27,7 +27,8 @@ from tolerance import assert_close, double_copy, tensors, to_double
 from torchair import ge
 from torchair.capture import base, exchange
 from torchair.capture.cuda import Accelerator, DeviceSubstrate
-from torchair.capture.exchange import ALIGNED, ExchangedRecording, Recorded, StandIns
+from torchair.capture.exchange import ExchangedRecording, Recorded, StandIns
+from torchair.capture.native_replay import ALIGNED
 from torchair.capture.rehearsal import EngineWalk
 from torchair.capture.updates import Updates
 from torchair.codegen.cuda.driver import DriverError
