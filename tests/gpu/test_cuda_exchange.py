@@ -309,7 +309,7 @@ def test_arguments_of_the_first_call_are_not_kept(monkeypatch: pytest.MonkeyPatc
     """Another capture, where the driver refuses an exchange, has arguments of its own."""
     captures = substrate(monkeypatch, torch.Generator())
     monkeypatch.setattr(exchange, "recorded", lambda *given: None)
-    monkeypatch.setattr(exchange, "ExchangedRecording", lambda *given: given[-1])
+    monkeypatch.setattr(exchange, "ExchangedRecording", lambda *given: given[-2])
     monkeypatch.setattr(captures, "_memory_for", lambda options: None)
     monkeypatch.setattr(captures, "_record_once", lambda walk, request: request)
     x = torch.ones(4)
@@ -342,7 +342,8 @@ def test_arguments_that_no_kernel_shows_are_copied(monkeypatch: pytest.MonkeyPat
     walk = Walk(lambda: [data(0, 8)], lambda: None)
     made: Any = captures._record_exchanging(walk, request)
     assert asked == [3, 2]
-    *_, moving, (feed,), _ = made
+    *_, moving, (feed,), _, faults = made
+    assert faults is None, "an entry would not copy them"
     assert moving == [0, 2]
     targets = [memory.inputs[1]]
     feed([torch.zeros(4), torch.full((3,), 7.0), torch.zeros(2)])

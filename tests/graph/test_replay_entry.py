@@ -104,7 +104,9 @@ def test_it_exchanges_what_python_exchanges() -> None:
         for driver in drivers:
             driver.live = {n + 1: [0] * 6 for n in range(3)}
             with driver.installed():
-                runs.append(ExecutableGraph(0x1000, [kernel(n + 1, 6) for n in range(3)], chosen, 4))
+                runs.append(
+                    ExecutableGraph(0x1000, [kernel(n + 1, 6) for n in range(3)], chosen, 4)
+                )
             runs[-1]._enter = lambda: None
         table = runs[1].table()
         assert table is not None

@@ -42,14 +42,18 @@ class HostDriver:
         self.copies: list[tuple[int, int, int]] = []
         self.refuses: set[str] = set()
         self.errors: list[BaseException] = []
+        plain, pointer = ctypes.c_uint64, _POINTER
         made = {
             "cuGraphExecKernelNodeSetParams_v2": ((_POINTER,) * 3, self._set),
             "cuGraphExecMemcpyNodeSetParams": ((_POINTER,) * 4, self._set_copy),
             "cuGraphExecMemsetNodeSetParams": ((_POINTER,) * 4, self._set_copy),
             "cuGraphLaunch": ((_POINTER, _POINTER), self._launch),
-            "cuMemcpyDtoDAsync_v2": ((ctypes.c_uint64, ctypes.c_uint64, _SIZE, _POINTER), self._copy),
+            "cuMemcpyDtoDAsync_v2": (
+                (ctypes.c_uint64, ctypes.c_uint64, _SIZE, _POINTER),
+                self._copy,
+            ),
             "cuCtxGetCurrent": ((_POINTER,), lambda context: 0),
-            "cuGraphInstantiateWithFlags": ((_POINTER, _POINTER, ctypes.c_ulonglong), self._made),
+            "cuGraphInstantiateWithFlags": ((pointer, pointer, plain), self._made),
             "cuGraphExecDestroy": ((_POINTER,), lambda graph: 0),
             "cuGetErrorString": ((_CODE, _POINTER), lambda code, text: 0),
         }
@@ -146,9 +150,7 @@ class HostPool:
 
     def input_like(self, position: int, like: torch.Tensor) -> torch.Tensor:
         if position not in self.inputs:
-            self.inputs[position] = torch.empty_strided(
-                like.shape, like.stride(), dtype=like.dtype
-            )
+            self.inputs[position] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
         return self.inputs[position]
 
     def result_at(self, address: int, size: int) -> torch.UntypedStorage:

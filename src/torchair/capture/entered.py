@@ -28,6 +28,9 @@ from torchair.engine.run.frozen import (
 if TYPE_CHECKING:
     from torchair.capture.base import Copied
 
+Guard = tuple[Callable[..., bool | None], Any]
+"""A native guard and its table."""
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -65,9 +68,32 @@ class Enterable:
         t = args[position]
         return TensorKept(at, id(t), t._cdata, t.data_ptr())
 
-
-Guard = tuple[Callable[..., bool | None], Any]
-"""A native guard and its table."""
+    def guard_of_call(
+        self,
+        args: Sequence[Any],
+        positions: Sequence[int],
+        records: Sequence[TensorLike | Same],
+        entries: Sequence[DictEntry],
+    ) -> Guard | None:
+        """A guard of the arguments of a call, as `records` describe them. `positions` tells for
+        each argument of the graph which one it is; -1 for one that is where it was, as `entries`
+        make sure."""
+        targets: dict[int, int] = {}
+        for i, piece in self.pieces.items():
+            if positions[i] < 0:
+                self.replay.given[piece] = args[i].data_ptr()
+            elif positions[i] in targets:
+                return None  # one argument for two
+            else:
+                targets[positions[i]] = self.replay.place(piece)
+        known = [
+            replace(r, target=targets.get(r.position, 0)) if isinstance(r, TensorLike) else r
+            for r in records
+        ]
+        kept = [self.kept(args, i, positions[i]) for i in self.parameters if positions[i] >= 0]
+        taken = self.taken(len(records))
+        every = [*known, *kept, *taken]
+        return counting_guard(len(records) + len(taken), every, entries, self.replay.task)
 
 
 class ReplayEntry:
@@ -146,31 +172,3 @@ def guard_of(graph: Enterable, args: Sequence[Any], numbers: Sequence[Same]) -> 
     records += [graph.kept(args, i, i) for i in graph.parameters]
     taken = graph.taken(len(args))
     return counting_guard(len(args) + len(taken), [*records, *taken], (), graph.replay.task)
-
-
-def guard_of_call(
-    graph: Enterable,
-    args: Sequence[Any],
-    positions: Sequence[int],
-    records: Sequence[TensorLike | Same],
-    entries: Sequence[DictEntry],
-) -> Guard | None:
-    """A guard of the arguments of a call, as `records` describe them. `positions` tells for each
-    argument of the graph which one it is; -1 for one that is where it was, as `entries` make
-    sure."""
-    targets: dict[int, int] = {}
-    for i, piece in graph.pieces.items():
-        if positions[i] < 0:
-            graph.replay.given[piece] = args[i].data_ptr()
-        elif positions[i] in targets:
-            return None  # one argument for two
-        else:
-            targets[positions[i]] = graph.replay.place(piece)
-    known = [
-        replace(r, target=targets.get(r.position, 0)) if isinstance(r, TensorLike) else r
-        for r in records
-    ]
-    kept = [graph.kept(args, i, positions[i]) for i in graph.parameters if positions[i] >= 0]
-    taken = graph.taken(len(records))
-    every = [*known, *kept, *taken]
-    return counting_guard(len(records) + len(taken), every, entries, graph.replay.task)

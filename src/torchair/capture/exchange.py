@@ -335,8 +335,8 @@ class ExchangedRecording(base.PooledRecording):
         replay = NativeReplay(graph, pieces, self._bound, self._updated, faults, self._made.run)
         results, makers = list(self._made.groups.values()), self.outputs.makers(self)
         arguments = (self._moving, fixed, self._kinds.parameters)
-        known = (self.outputs, makers, self._order.again, self._failures)
-        return Enterable(replay, *arguments, results, *known)
+        again, failures = self._order.again, self._failures
+        return Enterable(replay, *arguments, results, self.outputs, makers, again, failures)
 
     def enter_by(self, entry: ReplayEntry) -> None:
         self._close()  # another one: there is none for each thread

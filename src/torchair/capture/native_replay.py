@@ -206,7 +206,8 @@ fine.end:
   store i64 %served.next, ptr %served.at
   ret void
 failed:
-  %code = phi i32 [ %brought, %bring.failed ], [ %set.code, %set.failed ], [ %launched, %launch.failed ]
+  %code = phi i32 [ %brought, %bring.failed ], [ %set.code, %set.failed ],
+    [ %launched, %launch.failed ]
   %wide = sext i32 %code to i64
   %negative = sub i64 0, %wide
   store i64 %negative, ptr %table
@@ -221,7 +222,7 @@ refused:
 def _text() -> str:
     """The function in LLVM's language; its name is ENTRY."""
     text = filled(_TEXT, **{"HEAD\n": table_words(HEAD, _NUMBERS)})
-    text = _LOOPS.sub(lambda m: filled(_LOOP, **dict(zip(_LOOP_WORDS, m.groups(), strict=True))), text)
+    text = _LOOPS.sub(lambda m: filled(_LOOP, **m.groupdict()), text)
     return written_out(
         filled(
             text,
@@ -236,8 +237,7 @@ def _text() -> str:
     )
 
 
-_LOOPS = re.compile(r"^LOOP (\S+) (\S+) (\S+) (\S+)$", re.M)
-_LOOP_WORDS = ("NAME", "START", "END", "FROM")
+_LOOPS = re.compile(r"^LOOP (?P<NAME>\S+) (?P<START>\S+) (?P<END>\S+) (?P<FROM>\S+)$", re.M)
 
 
 @cache

@@ -223,10 +223,9 @@ class Version:
         count, tensors = len(self.state.tensors), self._traced.tensors
         positions = [*[-1] * count, *tensors]
         args, records = self._arguments(flat), self._guards.records(flat)
-        from torchair.capture.entered import guard_of_call
 
         def guard(graph: Enterable) -> Guard | None:
-            return guard_of_call(graph, args, positions, records, self.state.entries())
+            return graph.guard_of_call(args, positions, records, self.state.entries())
 
         entry = captured.entry(args, guard, self._arguments)
         if entry is None:

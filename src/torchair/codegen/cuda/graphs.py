@@ -294,7 +294,7 @@ class ExecutableGraph:
             made = (ctypes.byref(self._exec), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
             check(known.cuGraphInstantiateWithFlags(*made), "a graph")
             self._destroy = known.cuGraphExecDestroy
-        self._launch, self._memcpy = known.cuGraphLaunch, known.cuMemcpyDtoDAsync_v2
+        self._launch, self._driver = known.cuGraphLaunch, known
         self._enter = enter_context
         setters = {
             _KERNEL: (known.cuGraphExecKernelNodeSetParams_v2, ()),
@@ -346,7 +346,7 @@ class ExecutableGraph:
             ]
             for words in self._words
         ]
-        functions = _address_of(self._launch), _address_of(self._memcpy)
+        functions = _address_of(self._launch), _address_of(self._driver.cuMemcpyDtoDAsync_v2)
         return GraphTable(self._exec.value or 0, *functions, patches, nodes)
 
     def launch(self, stream: int) -> None:
