@@ -1,0 +1,89 @@
+"""Replays on several streams follow each other, whatever is captured in between."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from torchair.capture import cuda
+from torchair.capture.cuda import Accelerator, StreamOrder
+
+
+class Stream:
+    def __init__(self, number: int, said: list[tuple[int, int]]) -> None:
+        self.number, self._said = number, said
+
+    def wait_stream(self, other: Stream) -> None:
+        self._said.append((self.number, other.number))
+
+
+class Device:
+    """Streams by number; the current one is what a test sets."""
+
+    def __init__(self) -> None:
+        self.current, self.index, self.capturing = 0, 0, False
+        self.waits: list[tuple[int, int]] = []
+        module = SimpleNamespace(
+            current_stream=lambda device: Stream(self.current, self.waits),
+            is_current_stream_capturing=lambda: self.capturing,
+        )
+        functions = {
+            "getCurrentRawStream": lambda index: self.current,
+            "getDevice": lambda: self.index,
+            "isCurrentStreamCapturing": lambda: self.capturing,
+        }
+        known: Any = SimpleNamespace(module=module, function=functions.__getitem__, kind="cuda")
+        self.accelerator: Accelerator = known
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    known = threading.local()
+    monkeypatch.setattr(cuda, "enter_context", lambda: setattr(known, "has", True))
+    monkeypatch.setattr(cuda, "has_context", lambda: getattr(known, "has", False))
+    return Device()
+
+
+def test_a_stream_waits_for_the_one_that_replayed_last(device: Device) -> None:
+    order = StreamOrder(device.accelerator, torch.device("cuda", 0))
+    for stream in (1, 1, 2, 1):
+        device.current = stream
+        assert order.enter() == stream
+    assert device.waits == [(2, 1), (1, 2)]
+
+
+def test_a_capture_of_the_caller_is_no_replay(device: Device) -> None:
+    """What runs next waits for what ran last."""
+    order = StreamOrder(device.accelerator, torch.device("cuda", 0))
+    device.current = 1
+    order.enter()
+    device.current, device.capturing = 2, True
+    order.enter()
+    device.current, device.capturing = 3, False
+    order.enter()
+    assert device.waits == [(3, 1)]
+
+
+def test_what_needs_no_preparation(device: Device) -> None:
+    order = StreamOrder(device.accelerator, torch.device("cuda", 0))
+    assert order.again() is None  # this thread has no context
+    order.enter()
+    assert order.again() == 0
+    device.current = 1
+    assert order.again() is None  # another stream, which has to wait
+    order.enter()
+    assert order.again() == 1
+    device.index = 1
+    assert order.again() is None  # the default streams of all devices have one number
+    device.index, device.capturing = 0, True
+    assert order.again() is None
+    device.capturing = False
+    found: list[int | None] = []
+    thread = threading.Thread(target=lambda: found.append(order.again()))
+    thread.start()
+    thread.join()
+    assert found == [None]
