@@ -11,6 +11,7 @@ import torch
 
 from torchair.capture import cuda
 from torchair.capture.cuda import Accelerator, StreamOrder
+from torchair.codegen.cuda import run
 
 
 class Stream:
@@ -87,3 +88,37 @@ def test_what_needs_no_preparation(device: Device) -> None:
     thread.start()
     thread.join()
     assert found == [None]
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_kernels_are_launched_on_their_device(
+    current: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever is the current one: of a plan that the host walks through none else sees to it."""
+    here = [current]
+    said: list[tuple[int, int]] = []
+
+    class On:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            here.append(self.index)
+
+        def __exit__(self, *error: object) -> None:
+            here.pop()
+
+    functions = {"getDevice": lambda: here[-1]}
+    private = SimpleNamespace(
+        current_raw_stream=lambda index: 100 + index,
+        bindings=None,
+        device_function=lambda bindings, kind, name: functions[name],
+    )
+    monkeypatch.setattr(run, "cuda", private)
+    monkeypatch.setattr(run, "enter_context", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", On)
+    part: Any = object.__new__(run.Launches)
+    part.faults, part._library = [], SimpleNamespace(index=1)
+    part._patches, part._calls = [], [lambda stream: said.append((here[-1], stream))] * 2
+    part.call()([])
+    assert said == [(1, 101)] * 2 and here == [current]
