@@ -1,10 +1,13 @@
-"""Replays on several streams follow each other, whatever is captured in between."""
+"""Streams: replays follow each other whatever is captured in between, kernels are launched on their
+device, branches of a fork do not share memory."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from weakref import finalize
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ import torch
 from torchair.capture import cuda
 from torchair.capture.cuda import Accelerator, StreamOrder
 from torchair.codegen.cuda import run
+from torchair.engine.run.executor import side_by_side
 
 
 class Stream:
@@ -122,3 +126,30 @@ def test_kernels_are_launched_on_their_device(
     part._patches, part._calls = [], [lambda stream: said.append((here[-1], stream))] * 2
     part.call()([])
     assert said == [(1, 101)] * 2 and here == [current]
+
+
+def test_what_a_branch_lets_go_of_no_other_branch_gets() -> None:
+    """The allocator gives memory to the stream it was made on, at once. Another branch of the same
+    fork may be on that stream, while the one that read the memory is still at it."""
+    streams: Any = SimpleNamespace(
+        recording=True,
+        current=SimpleNamespace(record_event=lambda: None, wait_stream=lambda side: None),
+        sides=lambda count: [SimpleNamespace(wait_event=lambda event: None)] * count,
+        on=lambda side: nullcontext(),
+    )
+    part: Any = SimpleNamespace(is_view=False)
+    gone: list[str] = []
+    registers: list[Any] = [torch.ones(1), None]
+    finalize(registers[0], gone.append, "freed")
+    seen: list[int] = []
+
+    def reads_last(r: list[Any]) -> None:
+        r[0] = None
+
+    def makes(r: list[Any]) -> None:
+        seen.append(len(gone))
+        r[1] = torch.ones(1)
+
+    run_all = side_by_side([(part, makes), (part, reads_last), (part, makes)], streams)
+    run_all(registers)
+    assert seen == [0, 0] and gone == ["freed"]
