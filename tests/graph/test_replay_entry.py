@@ -379,3 +379,46 @@ def test_calls_without_dynamo_are_served(there: Host) -> None:
     with pytest.raises(torchair.errors.InputError):
         fast(aligned(9, 4))
     assert ALIGNED == 256
+
+
+@torch.no_grad()
+def test_an_entry_is_made_anew_when_it_refuses_some_in_a_row(there: Host) -> None:
+    """Not when it refuses one now and then: making one takes longer than a call."""
+    fast, x, odd = compiled(layers), aligned(8, 4), aligned(8, 4, shift=1)
+    warm(fast, x)
+    (entry,) = there.substrates[0].made._entries
+    for _ in range(70):
+        fast(x)
+        equal(fast(odd), layers(odd))
+    assert there.substrates[0].made._entries == [entry]
+    for _ in range(8):
+        fast(odd)
+    (other,) = there.substrates[0].made._entries
+    assert other is not entry
+    equal(alone(there, lambda: fast(x), 1), layers(x))
+
+
+@torch.no_grad()
+def test_what_a_graph_updates_must_be_where_it_was(there: Host) -> None:
+    def fn(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        state.add_(1.0)
+        return y + state.sum()
+
+    fast, x, state = compiled(fn), aligned(8, 4), aligned(8, 4)
+    other = state.clone()
+    for _ in range(ENOUGH):
+        equal(fast(state, x), fn(other, x))
+    version = state._version
+    equal(alone(there, lambda: fast(state, x), 1), fn(other, x))
+    equal(state, other)
+    assert state._version == version + 2  # the stand-in writes to it by torch, which counts too
+    # an argument over what is updated is read as it was
+    (graph,), (entry,) = graphs(), there.substrates[0].made._entries
+    assert entry([state, state]) is None
+    equal(graph.call([state, state])[0], fn(other, other.clone()))
+    elsewhere = state.clone()
+    assert entry([elsewhere, x]) is None
+    equal(fast(elsewhere, x), fn(other, x))
+    equal(elsewhere, other)
+    assert not torch.equal(state, other), "another tensor was updated"

@@ -128,6 +128,7 @@ class _Entering:
         self._run, self._speaks = around(graph.run), around(logger.isEnabledFor)
         self._graph = graph
         self._calls, self._patience = 0, FIRST
+        self._seen = 0  # calls that the entry had served when it refused one
         self._entry: ReplayEntry | None = None
 
     def caller(self) -> Callable[..., Any]:
@@ -155,11 +156,13 @@ class _Entering:
 
     def note(self, args: Sequence[Any]) -> None:
         """After a usual call. The entry is made anew after some in a row that it refused."""
-        self._calls += 1
+        entry = self._entry
+        calls = 0 if entry is None else entry.calls
+        self._calls = self._calls + 1 if calls == self._seen else 1
+        self._seen = calls
         if self._calls < self._patience:
             return
-        entry, self._entry = self._entry, None
-        served = entry is not None and entry.calls >= _SERVED
+        self._entry, self._seen, served = None, 0, calls >= _SERVED
         self._calls, self._patience = 0, FIRST if served else min(2 * self._patience, LONGEST)
         if not self._graph.replaced:
             self._entry = self._captured.entry(list(args))
