@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from torch import nn
 import torchair
 from capture_tools import compiled, equal, fresh, graphs
 from host_driver import Host, HostDriver, aligned, executable, host, kernel
+from torchair.capture import base
 from torchair.capture.native_replay import (
     ALIGNED,
     FIXED,
@@ -396,6 +398,83 @@ def test_an_entry_is_made_anew_when_it_refuses_some_in_a_row(there: Host) -> Non
     (other,) = there.substrates[0].made._entries
     assert other is not entry
     equal(alone(there, lambda: fast(x), 1), layers(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_views_of_arguments_are_views_of_those_of_the_call(there: Host, dynamo: bool) -> None:
+    def views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x[1:3]
+
+    config = torchair.CompilerConfig()
+    config.mode = "reduce-overhead"
+    fast = compiled(views) if dynamo else torchair.compile(views, aligned(8, 4), config=config)
+    warm(fast, aligned(8, 4))
+    for _ in range(3):
+        x = aligned(8, 4)
+        y, view = fast(x)
+        equal((y, view), views(x))
+        assert view.data_ptr() == x[1:].data_ptr()
+
+
+@torch.no_grad()
+def test_results_that_are_views_of_arguments_are_made_of_those_of_the_call(there: Host) -> None:
+    fast, x = compiled(layers), aligned(8, 4)
+    warm(fast, x)
+    (graph,) = graphs()
+    (meta,) = graph.captured.values()
+    recording: Any = meta.recording
+    recording.sources.append(base.OfArgument(lambda args: args[0][2:]))
+    recording.outputs._make = None  # to be prepared again
+    y = aligned(8, 4)
+    entry = graph.entry([y])
+    assert entry is not None
+    found = entry([y]) or ()
+    equal(tuple(found), (*layers(y), y[2:]))
+    assert found[2].data_ptr() == y[2:].data_ptr()
+    assert graph.entry([y], lambda graph: graph.guard_of_call([y], [0], [], [])) is None
+
+
+def functions(call: Callable[[], Any]) -> list[str]:
+    """Functions of Python and of C that a call enters."""
+    found: list[str] = []
+
+    def note(frame: Any, event: str, arg: Any) -> None:
+        if event == "call":
+            found.append(frame.f_code.co_name)
+        elif event == "c_call":
+            found.append(arg.__name__)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    if "gate" not in found:
+        return found
+    driver = len(found) - found[::-1].index("_launch") + 1  # what stands in for it
+    return [*found[: found.index("gate") + 1], *found[driver:]]
+
+
+@torch.no_grad()
+def test_a_call_enters_few_functions(there: Host) -> None:
+    """Of ours: through `torch.compile`, behind what Dynamo calls; and all of `torchair.compile`."""
+    x, config = aligned(8, 4), torchair.CompilerConfig()
+    config.mode = "reduce-overhead"
+    fast = torchair.compile(layers, x, config=config)
+    warm(fast, x)
+    there.driver.run = None
+    found = functions(lambda: fast(x))
+    assert "again" in found and "gate" in found, "no entry has served it"
+    assert len(found) <= 14, found
+    torch._dynamo.reset()
+    through = compiled(layers)
+    warm(through, x)
+    there.driver.run = None
+    found = functions(lambda: through(x))
+    mine = found[found.index("is_grad_enabled") :]
+    mine = mine[: mine.index("finish") + 2]
+    assert "gate" in mine and len(mine) <= 14, mine
 
 
 @torch.no_grad()

@@ -210,12 +210,19 @@ class HostSubstrate:
     def capture(self, request: base.ToCapture) -> base.Recording:
         moving = [i for i in request.kinds.users if request.args[i].dim()]
         given = [a.clone() if isinstance(a, torch.Tensor) else a for a in request.args]
-        results = [r.clone() for r in request.forward(*given)]
+        owners = {a.data_ptr(): i for i, a in enumerate(given) if isinstance(a, torch.Tensor)}
+        returned = list(request.forward(*given))
+        owned = [owners.get(r.untyped_storage().data_ptr()) for r in returned]
+        results = [r.clone() for r, i in zip(returned, owned, strict=True) if i is None]
         samples = [request.args[i] for i in moving]
         sizes = [exchange.span(t) for t in (*samples, *results)]
         self.driver = HostDriver()
         run = executable(self.driver, len(sizes), self.nodes)
-        sources = [base.pooled(r, k, k) for k, r in enumerate(results)]
+        new = iter([base.pooled(r, k, k) for k, r in enumerate(results)])
+        sources = [
+            next(new) if i is None else base.OfArgument(base.view_of(i, given[i], r))
+            for r, i in zip(returned, owned, strict=True)
+        ]
         places = [(r.data_ptr(), r.untyped_storage().nbytes()) for r in results]
         found: Any = SimpleNamespace(sources=sources, places=places, constants=[], storages=[])
         groups = {k: len(moving) + k for k in range(len(results))}
@@ -227,9 +234,8 @@ class HostSubstrate:
             args = list(kept)
             for i, like, address in zip(moving, shapes, words[0], strict=False):
                 args[i] = at(address, like)
-            for result, address, wanted in zip(
-                request.forward(*args), words[0][len(moving) :], results, strict=True
-            ):
+            made = [r for r, i in zip(request.forward(*args), owned, strict=True) if i is None]
+            for result, address, wanted in zip(made, words[0][len(moving) :], results, strict=True):
                 at(address, wanted).copy_(result)
 
         self.driver.run = compute if self.computes else None

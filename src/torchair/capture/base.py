@@ -264,6 +264,7 @@ class Copied:
         """Groups that are `written` by the graph itself to what `make` gives first, in the order of
         these: they are not copied."""
         self._written = list(written)
+        self.reads_arguments = False  # for results that are views of them; known with `makers`
         self._make: list[Callable[[], torch.Tensor]] | None = None
         self._made: list[torch.Tensor] | None = None
 
@@ -330,6 +331,7 @@ class Copied:
             self._make.append(_empty_like(made, storage.device))
             if copied:
                 self._from.append(_tensor(storage, made, begin))
+        self.reads_arguments = any(isinstance(s, OfArgument) for s in recording.sources)
         self._plain = list(recording.sources) == whole  # each result is what was made, in order
         self._tensors = [parts[source] for source in pooled]
         self._readers = [_reader(s, pooled) for s in recording.sources]

@@ -99,19 +99,10 @@ class Enterable:
 class ReplayEntry:
     """One native call, of the arguments of a graph."""
 
-    def __init__(
-        self,
-        graph: Enterable,
-        guard: Guard,
-        lock: Any,
-        arguments: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
-    ) -> None:
-        """`guard` takes the arguments of the graph, or others that `arguments` makes them of, where
-        they are needed: for results that are views of them."""
+    def __init__(self, graph: Enterable, guard: Guard, lock: Any) -> None:
+        """`guard` takes the arguments of the graph, or others where no result is made of them."""
         self.replay, self._makers = graph.replay, graph.makers
         self._finish = graph.outputs.finish
-        if arguments is not None:
-            self._finish = lambda made, args: graph.outputs.finish(made, arguments(args))
         self._enter, _ = guard
         self._again, self._lock, self._failures = graph.again, lock, graph.failures
         self._stream, self._settled = -1, 0

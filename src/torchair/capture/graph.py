@@ -208,10 +208,9 @@ class AclGraph:
         self,
         args: Sequence[Any],
         guard: Callable[[Enterable], Guard | None] | None = None,
-        arguments: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
     ) -> ReplayEntry | None:
         """Calls like this one, which was served before, as one native call; None where there is
-        none. `guard` makes one of other arguments than these, and `arguments` these of them."""
+        none. `guard` makes one of other arguments than these."""
         with self._lock:
             if self.fallen_back or self.options.force_recapture:
                 return None
@@ -222,12 +221,12 @@ class AclGraph:
             if meta.serves is None or not meta.serves(args):
                 return None
             found = meta.recording.enterable()
-            if found is None:
+            if found is None or (guard is not None and found.outputs.reads_arguments):
                 return None
             made = guard_of(found, args, numbers) if guard is None else guard(found)
             if made is None:
                 return None
-            entry = ReplayEntry(found, made, self._lock, arguments)
+            entry = ReplayEntry(found, made, self._lock)
             meta.recording.enter_by(entry)
             return entry
 

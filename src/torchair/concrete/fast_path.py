@@ -28,6 +28,7 @@ from torchair.errors import InputError
 from torchair.log import EVENT_LEVEL, logger
 from torchair.torch_private.aot import TracingContext
 from torchair.torch_private.dispatch import (
+    is_any_autocast_enabled,
     is_torch_function_mode_enabled,
     is_traceable_wrapper_subclass,
 )
@@ -135,10 +136,10 @@ class _Entering:
         """The function that Dynamo calls."""
         own, usual, run, speaks = self, self._usual, self._run, self._speaks
         count, gradients = torch.autograd.graph.increment_version, torch.is_grad_enabled
-        autocast, counted = torch.is_autocast_enabled, self._counted
+        counted = self._counted
 
         def call(*args: Any) -> Any:
-            if gradients() or autocast("cuda") or autocast("cpu"):
+            if gradients() or is_any_autocast_enabled():
                 return usual(*args)
             entry = own._entry
             quiet = entry is None or speaks(EVENT_LEVEL) or is_profiling()

@@ -227,7 +227,7 @@ class Version:
         def guard(graph: Enterable) -> Guard | None:
             return graph.guard_of_call(args, positions, records, self.state.entries())
 
-        entry = captured.entry(args, guard, self._arguments)
+        entry = captured.entry(args, guard)
         if entry is None:
             return None
         made = _replayed(entry, self._finish, slowly, self._recast, self._updated())
