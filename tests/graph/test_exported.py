@@ -247,7 +247,7 @@ def test_damaged_archives_are_one_error(
     log = logging.getLogger("torch.export")
     log.addHandler(logged)
     try:
-        with pytest.raises(SerializationError, match="not a program of.*failed finding"):
+        with pytest.raises(SerializationError, match=r"not a program of.*failed finding"):
             torchair.load(path)
     finally:
         log.removeHandler(logged)

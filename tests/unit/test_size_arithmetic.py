@@ -41,7 +41,7 @@ def test_an_operation_is_done_once_for_equal_expressions(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("operation", [operator.add, operator.mul, operator.eq, operator.lt])
 def test_numbers_of_other_types_and_tracings_stay_apart(operation: Any) -> None:
-    (_, (a, b)), (_, (other, _)) = symbols(5, 7), symbols(5, 7)
+    (_, (a, _)), (_, (other, _)) = symbols(5, 7), symbols(5, 7)
     with remembered_sizes():
         plain, real, elsewhere = operation(a, 3), operation(a, 3.0), operation(other, 3)
         assert plain.node.shape_env is not elsewhere.node.shape_env

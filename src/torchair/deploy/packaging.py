@@ -57,7 +57,7 @@ def package(
     secret = None if key is None else key_in(key)
     processors = [processor_named(name) for name in dict.fromkeys(cpu)]
     if not processors and not gpu:
-        raise GraphError("a package has code for at least one processor or GPU: cpu or gpu names it")
+        raise GraphError("a package has code for at least one processor (cpu) or GPU (gpu)")
     private_dir(path.parent)
     with tempfile.TemporaryDirectory(prefix=".torchair-", dir=path.parent) as folder:
         source = _model_file(model, Path(folder) / "model.air", trust)
