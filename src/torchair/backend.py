@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torchair.garbage import no_garbage_collection
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.store import atomic_write
 from torchair.torch_private import aot, dynamo
+from torchair.torch_private.forward_ad import any_tangent, computes_tangents
 from torchair.torch_private.table import check
 from torchair.trace import Trace, model_directory, start_debug_log
 
@@ -167,12 +168,26 @@ def compile_with_aot(
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
+    made = with_tangents(made, gm)
     call = quickened(made, inference, len(example_inputs), partial(spoken_by, speaker))
     if outside is not None and finish is None:
         call = outside.around(call)
     if not config.experimental_config.aot_config_enable_joint_graph:
         return call
     return with_backward(call, int(config.experimental_config.aot_config_output_loss_index.value))
+
+
+def with_tangents(call: Callable[..., Any], gm: Any) -> Callable[..., Any]:
+    """A call whose arguments may carry tangents of forward-mode differentiation, which kernels know
+    nothing of: then the graph of Dynamo runs."""
+
+    def run(*args: Any) -> Any:
+        if computes_tangents() and any_tangent(args):
+            note(Fallback.TRACING, "an argument carries a tangent of forward-mode differentiation")
+            return gm.forward(*args)
+        return call(*args)
+
+    return update_wrapper(run, call)
 
 
 def with_backward(call: Callable[..., Any], loss: int) -> Callable[..., Any]:

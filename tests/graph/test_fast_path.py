@@ -11,6 +11,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torchair
@@ -395,6 +396,28 @@ def captured(model):
         config.mode = "reduce-overhead"
         backend = torchair.get_npu_backend(compiler_config=config)
     return torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
+
+
+@pytest.mark.parametrize("make", [through, captured])
+@pytest.mark.parametrize("calls", [0, 6])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_tangents_are_what_eager_computes(make, calls, mode):
+    def run(x, y):
+        return x.sin() * y
+
+    fast = make(run)
+    for _ in range(calls):
+        with mode():
+            same(fast(torch.ones(3), torch.ones(3)), run(torch.ones(3), torch.ones(3)))
+    for _ in range(5):
+        x, y, tangent = torch.randn(3, 3)
+        with mode(), forward_ad.dual_level():
+            found = forward_ad.unpack_dual(fast(forward_ad.make_dual(x, tangent), y))
+            same(found.primal, x.sin() * y)
+            same(found.tangent, x.cos() * y * tangent)
+            same(fast(x, y), x.sin() * y)
+        with mode():
+            same(fast(x, y), x.sin() * y)
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference", "grad", "autocast"])

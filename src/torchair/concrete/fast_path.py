@@ -30,6 +30,7 @@ from torchair.torch_private.dispatch import (
     is_torch_function_mode_enabled,
     is_traceable_wrapper_subclass,
 )
+from torchair.torch_private.forward_ad import computes_tangents
 from torchair.torch_private.profiler import is_profiling
 
 FIRST, LONGEST = 3, 1024
@@ -120,7 +121,7 @@ def _entering(
     autocast = torch.is_autocast_enabled
 
     def call(*args: Any) -> Any:
-        if gradients() or autocast("cuda") or autocast("cpu"):
+        if gradients() or autocast("cuda") or autocast("cpu") or computes_tangents():
             return usual(*args)
         results = run(list(args))
         if counted:
@@ -160,6 +161,8 @@ class _FastPath:
         counted, count = self._counted, torch.autograd.graph.increment_version
 
         def call(*args: Any) -> Any:
+            if computes_tangents():
+                return usual(*args)
             entry = own._entry
             if entry is None:
                 return own.otherwise(args)
