@@ -143,7 +143,7 @@ def compile_with_aot(
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
 
-    inference = Inference(is_flat(gm))
+    inference = Inference(is_flat(gm, example_inputs))
 
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)

@@ -370,6 +370,43 @@ def test_results_made_of_other_tensors_are_still_made_of_them(paths):
     assert not paths
 
 
+class Wrapped(torch.Tensor):
+    """A tensor made of one other; its sum is a plain tensor."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        return Wrapped(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        given = [a.inner if isinstance(a, Wrapped) else a for a in args]
+        made = function(*given, **(kwargs or {}))
+        return made if function is torch.ops.aten.sum.default else Wrapped(made)
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_arguments_made_of_one_tensor_are_taken_apart(mode):
+    def run(x, y):
+        return (x * 3).sum() + y
+
+    fast = through(run) if mode == "max-autotune" else captured(run)
+    with torch.no_grad():
+        for _ in range(6):
+            x, y = torch.randn(2, 5)
+            same(fast(Wrapped(x), y), run(x, y))
+            same(fast(x, y), run(x, y))
+
+
 # ---- captured graphs
 
 

@@ -43,8 +43,8 @@ class Inference:
     """What is known of a graph that AOTAutograd has made for inference."""
 
     flat: bool = True
-    """Whether it is called with its arguments one by one, and its results are plain tensors:
-    metadata do not tell of tensors that the wrapper makes of them."""
+    """Whether it is called with its arguments one by one, and these and its results are plain
+    tensors: metadata do not tell of tensors that the wrapper takes apart or makes of others."""
     metadata: Any = None
     """AOTAutograd's own."""
     arguments: int = -1
@@ -84,9 +84,10 @@ class Inference:
         return list(self.metadata.mutated_graph_handled_indices_seen_by_autograd)
 
 
-def is_flat(gm: Any) -> bool:
-    """Whether what Dynamo gives is a graph, none of whose results is a tensor made of others."""
-    if not isinstance(gm, torch.fx.GraphModule):
+def is_flat(gm: Any, inputs: Sequence[Any]) -> bool:
+    """Whether what Dynamo gives is a graph, and none of its inputs and results is a tensor made of
+    others."""
+    if not isinstance(gm, torch.fx.GraphModule) or any(map(is_traceable_wrapper_subclass, inputs)):
         return False
     results = (n.meta.get("example_value") for n in gm.graph.output_node().all_input_nodes)
     return not any(map(is_traceable_wrapper_subclass, results))
