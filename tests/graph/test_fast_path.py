@@ -380,6 +380,9 @@ class Wrapped(torch.Tensor):
     def __init__(self, inner):
         self.inner = inner
 
+    def __repr__(self):  # torch prints what it traces
+        return "Wrapped()"
+
     def __tensor_flatten__(self):
         return ["inner"], None
 
