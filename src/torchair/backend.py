@@ -138,8 +138,7 @@ def compile_with_aot(
         return gm.forward
     gears = _gears(gm, example_inputs, config)
     quicken_guards()
-    directory = model_directory(speaker)
-    if directory is not None:
+    if (directory := model_directory(speaker)) is not None:
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
 
@@ -168,8 +167,8 @@ def compile_with_aot(
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
-    made = with_tangents(made, gm)
-    call = quickened(made, inference, len(example_inputs), partial(spoken_by, speaker))
+    usual, count = with_tangents(made, gm), len(example_inputs)
+    call = quickened(usual, inference, count, partial(spoken_by, speaker))
     if outside is not None and finish is None:
         call = outside.around(call)
     if not config.experimental_config.aot_config_enable_joint_graph:

@@ -8,6 +8,17 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from torchair.torch_private.table import Names, required
+
+NAMES = Names(
+    __name__,
+    {
+        "current_level": required(
+            "torch.autograd.forward_ad:_current_level", "calls with tangents of forward-mode"
+        ),
+    },
+)
+
 
 def computes_tangents() -> bool:
     """Whether this is inside of `torch.autograd.forward_ad.dual_level`."""
@@ -24,3 +35,6 @@ def has_tangent(value: Any) -> bool:
 def any_tangent(values: Iterable[Any]) -> bool:
     """Whether one of them carries a tangent."""
     return computes_tangents() and any(map(has_tangent, values))
+
+
+__getattr__ = NAMES.find
