@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torchair.garbage import no_garbage_collection
 from torchair.log import TorchairLogger, logger, spoken_by
 from torchair.store import atomic_write
 from torchair.torch_private import aot, dynamo
+from torchair.torch_private.forward_ad import any_tangent, computes_tangents
 from torchair.torch_private.table import check
 from torchair.trace import Trace, model_directory, start_debug_log
 
@@ -137,12 +138,11 @@ def compile_with_aot(
         return gm.forward
     gears = _gears(gm, example_inputs, config)
     quicken_guards()
-    directory = model_directory(speaker)
-    if directory is not None:
+    if (directory := model_directory(speaker)) is not None:
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
 
-    inference = Inference(is_flat(gm))
+    inference = Inference(is_flat(gm, example_inputs))
 
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
         trace = Trace(phase, directory)
@@ -167,12 +167,26 @@ def compile_with_aot(
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
-    call = quickened(made, inference, len(example_inputs), partial(spoken_by, speaker))
+    usual, count = with_tangents(made, gm), len(example_inputs)
+    call = quickened(usual, inference, count, partial(spoken_by, speaker))
     if outside is not None and finish is None:
         call = outside.around(call)
     if not config.experimental_config.aot_config_enable_joint_graph:
         return call
     return with_backward(call, int(config.experimental_config.aot_config_output_loss_index.value))
+
+
+def with_tangents(call: Callable[..., Any], gm: Any) -> Callable[..., Any]:
+    """A call whose arguments may carry tangents of forward-mode differentiation, which kernels know
+    nothing of: then the graph of Dynamo runs."""
+
+    def run(*args: Any) -> Any:
+        if computes_tangents() and any_tangent(args):
+            note(Fallback.TRACING, "an argument carries a tangent of forward-mode differentiation")
+            return gm.forward(*args)
+        return call(*args)
+
+    return update_wrapper(run, call)
 
 
 def with_backward(call: Callable[..., Any], loss: int) -> Callable[..., Any]:

@@ -197,3 +197,37 @@ def test_results_may_be_written_to_while_gradients_are_recorded(mode: str) -> No
     for result in torch.compile(fn, backend=backend)(x):
         result[0] = x[0].sum()
         assert result.requires_grad
+
+
+# ---- views of one tensor, whose dims lie otherwise in memory
+
+BASES = {
+    "contiguous": ((5, 3, 2), (6, 2, 1)),
+    "strides of single rows": ((33, 1, 1), (1, 33, 33)),
+    "one element": ((1, 1, 1), (5, 6, 7)),
+    "transposed": ((5, 1, 2), (1, 99, 5)),
+    "permuted": ((5, 3, 2), (1, 5, 15)),
+    "turned inside": ((5, 3, 2), (6, 1, 3)),
+}
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("mode", ["max-autotune", "npugraph_ex"])
+def test_views_of_a_base_are_updated_twice(base: str, mode: str) -> None:
+    def run(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        rows = first.t().reshape(1, -1)
+        second.clamp_(-1, 1)
+        rows.neg_()
+        return first * 2
+
+    config = torchair.CompilerConfig()
+    config.mode = mode
+    backend = torchair.get_npu_backend(compiler_config=config)
+    fast = torch.compile(run, backend=backend, fullgraph=True)
+    for _ in range(3):
+        given = [torch.empty_strided(*BASES[base]).normal_()]
+        given.append(torch.empty_strided(*BASES[base]).copy_(given[0]))
+        columns = [x[:, 0] for x in given]
+        got, wanted = (f(c, c[..., -1]) for f, c in zip((fast, run), columns, strict=True))
+        assert torch.equal(got, wanted)
+        assert torch.equal(*given)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+from collections import namedtuple
 from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_structure
 
 import torchair
@@ -305,6 +307,22 @@ class Found:
     more: list
 
 
+Pair = namedtuple("Pair", "first second")
+Single = namedtuple("Single", "only")
+
+
+@pytest.mark.parametrize("calls", [1, 6])
+def test_named_tuples_are_arguments_by_themselves(calls):
+    def run(pair):
+        return Pair(pair[0] * 2, pair[-1] + pair[0])
+
+    fast = torchair.compile(run)
+    for given in (Pair(torch.randn(3), torch.randn(3)), Single(torch.randn(4))):
+        for _ in range(calls):
+            same(fast(given), run(given))
+    same(fast(pair=given), run(given))
+
+
 def test_dataclasses_go_in_and_out():
     def model(x, rest):
         y = x.data * 2 if x.is_prompt else x.data + rest[0].data
@@ -462,6 +480,21 @@ def test_a_bad_index_is_an_index_error():
     with pytest.raises(IndexError):
         compiled(torch.tensor([9, 1]), table)
     same(compiled(good, table), table[good] + 1)
+
+
+@torch.no_grad()
+def test_what_transforms_have_made_is_refused_and_named():
+    fast, x = torchair.compile(lambda x: x.sin() * 2, on_mismatch="error"), torch.randn(3)
+    for _ in range(6):
+        same(fast(x), x.sin() * 2)
+    with forward_ad.dual_level():
+        with pytest.raises(InputError, match="without tangent"):
+            fast(forward_ad.make_dual(x, x))
+        same(fast(x), x.sin() * 2)
+    for transformed in (torch.func.vmap(fast), torch.func.grad(lambda x: fast(x).sum())):
+        with pytest.raises(InputError, match=r"torch\.func"):
+            transformed(x)
+    same(fast(x), x.sin() * 2)
 
 
 def test_what_depends_on_data_says_where_to_go():

@@ -11,6 +11,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torchair
@@ -369,6 +370,46 @@ def test_results_made_of_other_tensors_are_still_made_of_them(paths):
     assert not paths
 
 
+class Wrapped(torch.Tensor):
+    """A tensor made of one other; its sum is a plain tensor."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __repr__(self):  # torch prints what it traces
+        return "Wrapped()"
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        return Wrapped(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        given = [a.inner if isinstance(a, Wrapped) else a for a in args]
+        made = function(*given, **(kwargs or {}))
+        return made if function is torch.ops.aten.sum.default else Wrapped(made)
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+def test_arguments_made_of_one_tensor_are_taken_apart(mode):
+    def run(x, y):
+        return (x * 3).sum() + y
+
+    fast = through(run) if mode == "max-autotune" else captured(run)
+    with torch.no_grad():
+        for _ in range(6):
+            x, y = torch.randn(2, 5)
+            same(fast(Wrapped(x), y), run(x, y))
+            same(fast(x, y), run(x, y))
+
+
 # ---- captured graphs
 
 
@@ -395,6 +436,28 @@ def captured(model):
         config.mode = "reduce-overhead"
         backend = torchair.get_npu_backend(compiler_config=config)
     return torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
+
+
+@pytest.mark.parametrize("make", [through, captured])
+@pytest.mark.parametrize("calls", [0, 6])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_tangents_are_what_eager_computes(make, calls, mode):
+    def run(x, y):
+        return x.sin() * y
+
+    fast = make(run)
+    for _ in range(calls):
+        with mode():
+            same(fast(torch.ones(3), torch.ones(3)), run(torch.ones(3), torch.ones(3)))
+    for _ in range(5):
+        x, y, tangent = torch.randn(3, 3)
+        with mode(), forward_ad.dual_level():
+            found = forward_ad.unpack_dual(fast(forward_ad.make_dual(x, tangent), y))
+            same(found.primal, x.sin() * y)
+            same(found.tangent, x.cos() * y * tangent)
+            same(fast(x, y), x.sin() * y)
+        with mode():
+            same(fast(x, y), x.sin() * y)
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference", "grad", "autocast"])

@@ -32,6 +32,7 @@ from torchair.torch_private.dispatch import (
     is_torch_function_mode_enabled,
     is_traceable_wrapper_subclass,
 )
+from torchair.torch_private.forward_ad import computes_tangents
 from torchair.torch_private.profiler import is_profiling
 
 FIRST, LONGEST = 3, 1024
@@ -44,8 +45,8 @@ class Inference:
     """What is known of a graph that AOTAutograd has made for inference."""
 
     flat: bool = True
-    """Whether it is called with its arguments one by one, and its results are plain tensors:
-    metadata do not tell of tensors that the wrapper makes of them."""
+    """Whether it is called with its arguments one by one, and these and its results are plain
+    tensors: metadata do not tell of tensors that the wrapper takes apart or makes of others."""
     metadata: Any = None
     """AOTAutograd's own."""
     arguments: int = -1
@@ -85,9 +86,10 @@ class Inference:
         return list(self.metadata.mutated_graph_handled_indices_seen_by_autograd)
 
 
-def is_flat(gm: Any) -> bool:
-    """Whether what Dynamo gives is a graph, none of whose results is a tensor made of others."""
-    if not isinstance(gm, torch.fx.GraphModule):
+def is_flat(gm: Any, inputs: Sequence[Any]) -> bool:
+    """Whether what Dynamo gives is a graph, and none of its inputs and results is a tensor made of
+    others."""
+    if not isinstance(gm, torch.fx.GraphModule) or any(map(is_traceable_wrapper_subclass, inputs)):
         return False
     results = (n.meta.get("example_value") for n in gm.graph.output_node().all_input_nodes)
     return not any(map(is_traceable_wrapper_subclass, results))
@@ -139,7 +141,7 @@ class _Entering:
         counted = self._counted
 
         def call(*args: Any) -> Any:
-            if gradients() or is_any_autocast_enabled():
+            if gradients() or is_any_autocast_enabled() or computes_tangents():
                 return usual(*args)
             entry = own._entry
             quiet = entry is None or speaks(EVENT_LEVEL) or is_profiling()
@@ -199,6 +201,8 @@ class _FastPath:
         counted, count = self._counted, torch.autograd.graph.increment_version
 
         def call(*args: Any) -> Any:
+            if computes_tangents():
+                return usual(*args)
             entry = own._entry
             if entry is None:
                 return own.otherwise(args)

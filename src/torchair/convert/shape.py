@@ -326,7 +326,8 @@ def _in_memory_order(self: Value, fake: torch.Tensor) -> tuple[Value, bool]:
     order = order_of(fake)
     if order is None or not fills_memory(fake):
         raise Decline("the traced tensor does not fill its memory")
-    return self if order == list(range(len(dims))) else ge.Transpose(self, order), whole
+    longer = [d for d in order if dims[d] != 1]  # strides of the others say nothing
+    return self if longer == sorted(longer) else ge.Transpose(self, order), whole
 
 
 def _reach(size: Sequence[Any], stride: Sequence[Any], offset: int) -> Any:
@@ -370,8 +371,11 @@ def as_strided_scatter(
 ) -> Value:
     offset = 0 if storage_offset is None else storage_offset
     base = _strided(self, size, stride, offset, meta_inputs[0])
-    if base is not self:
-        raise Decline("the updated tensor is not contiguous")
     own = sizes([value_of(d) for d in contiguous_strides(src.shape or ())])
     src = promote(self.dtype, src)
-    return ge.ViewCopy(base, size, stride, sizes([offset]), src, size, own, [0])
+    made = ge.ViewCopy(base, size, stride, sizes([offset]), src, size, own, [0])
+    if base is self:
+        return made
+    order = order_of(meta_inputs[0])
+    assert order is not None
+    return ge.Transpose(made, [order.index(d) for d in range(len(order))])

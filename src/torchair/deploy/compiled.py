@@ -38,6 +38,7 @@ from torchair.errors import GraphError, InputError
 from torchair.locks import RLock
 from torchair.log import warn_once
 from torchair.torch_private.dispatch import is_any_autocast_enabled, set_grad_enabled
+from torchair.torch_private.forward_ad import computes_tangents
 from torchair.torch_private.profiler import is_profiling
 from torchair.trace import start_debug_log
 
@@ -248,7 +249,7 @@ def _replayed(
     """The whole call of a graph that is replayed, as of `_direct`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or recast() or is_profiling():
+        if kwargs or recast() or is_profiling() or computes_tangents():
             return slowly(*args, **kwargs)
         results = entry(args)
         if results is None:
@@ -283,7 +284,7 @@ def _direct(
         make = makers[0]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or recast() or is_profiling():
+            if kwargs or recast() or is_profiling() or computes_tangents():
                 return slowly(*args, **kwargs)
             made = make()
             done = enter(*args, made)
@@ -297,7 +298,7 @@ def _direct(
     in_order = list(order) == list(range(len(makers)))
 
     def call_several(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or recast() or is_profiling():
+        if kwargs or recast() or is_profiling() or computes_tangents():
             return slowly(*args, **kwargs)
         made = [make() for make in makers]
         done = enter(*args, *made)

@@ -21,6 +21,8 @@ from torchair.engine.run.frozen import ANY, Same, TensorLike, argument_guard
 from torchair.errors import InputError, TorchairError
 from torchair.runner import GmRunner
 from torchair.torch_private import pytree
+from torchair.torch_private.dispatch import is_functorch_wrapped_tensor
+from torchair.torch_private.forward_ad import computes_tangents, has_tangent
 
 # ---- conditions: `s0 >= 2 and s0 % 8 == 0` ----
 
@@ -151,6 +153,10 @@ class Expected:
             return "a tensor", "None" if t is None else f"a {type(t).__name__}"
         if type(t) not in (torch.Tensor, torch.nn.Parameter):
             return "a plain tensor", f"a {type(t).__name__}"
+        if is_functorch_wrapped_tensor(t):
+            return "a plain tensor", "one that a transform of torch.func has made"
+        if has_tangent(t):
+            return "a tensor without tangent", "one of forward-mode differentiation"
         if t.layout is not torch.strided or t.is_conj() or t.is_neg():
             return "a dense tensor without pending conjugation", f"{t.layout}"
         if t._is_zerotensor():
@@ -243,6 +249,8 @@ class Guards:
 
     def check(self, args: Sequence[Any]) -> bool:
         """Whether the arguments are as expected."""
+        if computes_tangents():  # native code does not see them
+            return self.mismatch(args) is None
         checks = self._checks
         for k, check in enumerate(checks):
             if check(*args):

@@ -57,7 +57,7 @@ class _Flat(torch.nn.Module):
         self.spec: pytree.TreeSpec | None = None
         self.constants: dict[int, Any] = {}
         self.plain = True
-        """Whether no result is a tensor made of others."""
+        """Whether no tensor that it is given, and no result, is made of others."""
 
     def forward(self, *given: torch.Tensor) -> list[Any]:
         count = len(self.refs)
@@ -65,7 +65,7 @@ class _Flat(torch.nn.Module):
             result = self._call(given[count:])
         leaves, self.spec = pytree.tree_flatten(packed(result))
         kinds = torch.Tensor | torch.SymInt | torch.SymFloat
-        self.plain &= not any(map(is_traceable_wrapper_subclass, leaves))
+        self.plain &= not any(map(is_traceable_wrapper_subclass, [*given, *leaves]))
         self.constants = {k: v for k, v in enumerate(leaves) if not isinstance(v, kinds)}
         return [v for k, v in enumerate(leaves) if k not in self.constants]
 

@@ -30,7 +30,7 @@ class CallShape:
         self._records: dict[int, Any] = {}  # dataclasses, by their step
         named = [*zip(self.names, args, strict=False), *kwargs.items()]
         self._walk([(v, label) for label, v in named][::-1])
-        self.simple = all(s is _LEAF for s in self._steps)
+        self.simple = self._plain and all(s is _LEAF for s in self._steps)
         """Whether every argument is a leaf."""
         self._spec = None if self._plain else pytree.tree_structure((tuple(args), kwargs))
         if self._spec is not None:

@@ -49,6 +49,9 @@ NAMES = Names(
         "is_any_autocast_enabled": required(
             "torch._C:_is_any_autocast_enabled", "calls of torchair.compile under autocast"
         ),
+        "is_functorch_wrapped_tensor": required(
+            "torch._C._functorch:is_functorch_wrapped_tensor", "calls under torch.func"
+        ),
         "is_torch_function_mode_enabled": required(
             "torch._C:_is_torch_function_mode_enabled", "calls under a default device"
         ),

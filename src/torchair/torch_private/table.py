@@ -102,8 +102,8 @@ class Names:
 
 MODULES = (
     "accelerator", "aot", "attributes", "c_symbols", "cuda", "dispatch", "distributed", "dynamo",
-    "export", "fake", "functions", "higher_order", "inductor", "logs", "profiler", "pytree",
-    "symbols", "tensors",
+    "export", "fake", "forward_ad", "functions", "higher_order", "inductor", "logs", "profiler",
+    "pytree", "symbols", "tensors",
 )  # fmt: skip
 """The modules of this package that have rows."""
 
