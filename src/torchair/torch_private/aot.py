@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torchair.torch_private.table import Names, feature, required
@@ -51,17 +52,30 @@ NAMES = Names(
 )
 
 
+_compiling: list[tuple[int, bool]] = []
+"""Threads inside of `compiling`, with the flag that each found."""
+
+
 @contextmanager
 def compiling() -> Iterator[None]:
-    """`torch.compiler.is_compiling()` is true inside."""
+    """`torch.compiler.is_compiling()` is true inside, for all threads. The caller holds a lock:
+    one thread at a time is inside."""
     import torch
 
-    before = torch.compiler._is_compiling_flag
+    _compiling.append((get_ident(), torch.compiler._is_compiling_flag))
     torch.compiler._is_compiling_flag = True
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        torch.compiler._is_compiling_flag = _compiling.pop()[1]
+
+
+def stop_compiling_of_others() -> None:
+    """In a child of `fork`: threads that were inside of `compiling` do not exist there."""
+    import torch
+
+    while _compiling and _compiling[-1][0] != get_ident():
+        torch.compiler._is_compiling_flag = _compiling.pop()[1]
 
 
 class NotAsOutlined(RuntimeError):
@@ -73,10 +87,11 @@ def outlined(results: Sequence[Any]) -> Iterator[None]:
     """AOTAutograd runs a graph twice: to see what it does to its arguments, and to trace it.
     Inside, the first run is of a function that gives new tensors like `results`. A graph that
     writes into an argument, or whose results share memory with one or with each other, is then
-    found by the second: NotAsOutlined."""
+    found by the second: NotAsOutlined. Other threads trace as before. The caller holds a lock: one
+    thread at a time is inside."""
     import torch
 
-    capturing = NAMES.find("aot_autograd")
+    capturing, thread = NAMES.find("aot_autograd"), get_ident()
     collect = capturing.run_functionalized_fw_and_collect_metadata
     capture = capturing.aot_stage1_graph_capture
 
@@ -88,10 +103,13 @@ def outlined(results: Sequence[Any]) -> Iterator[None]:
             for x in results
         ]
 
-    def collected(_: Callable[..., Any], **options: Any) -> Any:
-        return collect(outline, **options)
+    def collected(run: Callable[..., Any], **options: Any) -> Any:
+        return collect(outline if get_ident() == thread else run, **options)
 
     def captured(state: Any, run: Callable[..., Any]) -> Any:
+        if get_ident() != thread:
+            return capture(state, run)
+
         @wraps(run)
         def checked(*args: Any) -> Any:
             made = run(*args)

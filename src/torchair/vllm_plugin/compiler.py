@@ -16,6 +16,7 @@ from torchair.cacheable import StoredGraph
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.deploy.stored import library_versions, read_private
 from torchair.errors import SerializationError
+from torchair.fx.tracing import without_decomposition
 from torchair.log import logger
 from torchair.runner import GmRunner
 from torchair.store import atomic_write, private_dir
@@ -170,7 +171,7 @@ def _traced_once(
     if len(tensors) < len(values) or any(t.requires_grad for t in tensors):
         return None
     try:
-        with outlined(tensors):
+        with without_decomposition(), outlined(tensors):
             return traced()
     except NotAsOutlined as e:
         logger.info("AOTAutograd looks at the graph first: %s", e)
