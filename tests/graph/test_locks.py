@@ -120,9 +120,9 @@ def test_graphs_of_other_threads_are_traced_by_aotautograd_alone(
         collected = aot_autograd.run_functionalized_fw_and_collect_metadata(graph)
         return [collected, aot_autograd.aot_stage1_graph_capture(None, graph)]
 
-    with another_thread_inside(aot.outlined([torch.ones(2)])):
+    with another_thread_inside(aot.traced_once([torch.ones(2)])):
         assert traced() == [graph, graph]
-    with pytest.raises(ZeroDivisionError), aot.outlined([torch.ones(2)]):
+    with pytest.raises(ZeroDivisionError), aot.traced_once([torch.ones(2)]):
         assert graph not in traced()
         1 / 0  # noqa: B018
     assert traced() == [graph, graph]

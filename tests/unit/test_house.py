@@ -187,7 +187,7 @@ def run_fresh(code: str) -> list[str]:
 # ---- layers
 
 
-def test_every_room_has_one_layer():
+def test_every_package_has_one_layer():
     named = [room for rooms in layers.LAYERS.values() for room in rooms]
     assert len(named) == len(set(named))
     found = {room_of(module_name(file, PACKAGE)) for file in source_files()}

@@ -380,7 +380,7 @@ def _declared_row(op_type: str) -> Row | None:
     return row
 
 
-def row_beside(op_type: str) -> Row:
+def extension_row(op_type: str) -> Row:
     """The row for nodes that the row of their type does not cover, which an extension has."""
     load("operators")
     return _beside[op_type]

@@ -78,24 +78,24 @@ def stop_compiling_of_others() -> None:
         torch.compiler._is_compiling_flag = _compiling.pop()[1]
 
 
-class NotAsOutlined(RuntimeError):
-    """A graph does something to its arguments that its outline did not."""
+class NotTracedAsExpected(RuntimeError):
+    """A graph writes into its arguments, or its results share memory."""
 
 
 @contextmanager
-def outlined(results: Sequence[Any]) -> Iterator[None]:
+def traced_once(results: Sequence[Any]) -> Iterator[None]:
     """AOTAutograd runs a graph twice: to see what it does to its arguments, and to trace it.
     Inside, the first run is of a function that gives new tensors like `results`. A graph that
     writes into an argument, or whose results share memory with one or with each other, is then
-    found by the second: NotAsOutlined. Other threads trace as before. The caller holds a lock: one
-    thread at a time is inside."""
+    found by the second: NotTracedAsExpected. Other threads trace as before. The caller holds a
+    lock: one thread at a time is inside."""
     import torch
 
     capturing, thread = NAMES.find("aot_autograd"), get_ident()
     collect = capturing.run_functionalized_fw_and_collect_metadata
     capture = capturing.aot_stage1_graph_capture
 
-    def outline(*_: Any) -> list[Any]:
+    def new_tensors(*_: Any) -> list[Any]:
         return [
             torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
             if isinstance(x, torch.Tensor)
@@ -104,7 +104,7 @@ def outlined(results: Sequence[Any]) -> Iterator[None]:
         ]
 
     def collected(run: Callable[..., Any], **options: Any) -> Any:
-        return collect(outline if get_ident() == thread else run, **options)
+        return collect(new_tensors if get_ident() == thread else run, **options)
 
     def captured(state: Any, run: Callable[..., Any]) -> Any:
         if get_ident() != thread:
@@ -113,7 +113,7 @@ def outlined(results: Sequence[Any]) -> Iterator[None]:
         @wraps(run)
         def checked(*args: Any) -> Any:
             made = run(*args)
-            _check_outline(args, made)
+            _check_trace(args, made)
             return made
 
         return capture(state, checked)
@@ -127,7 +127,7 @@ def outlined(results: Sequence[Any]) -> Iterator[None]:
         capturing.aot_stage1_graph_capture = capture
 
 
-def _check_outline(args: Sequence[Any], results: Sequence[Any]) -> None:
+def _check_trace(args: Sequence[Any], results: Sequence[Any]) -> None:
     """Both as functional tensors, after the run."""
     import torch
 
@@ -135,10 +135,10 @@ def _check_outline(args: Sequence[Any], results: Sequence[Any]) -> None:
     given: list[Any] = [x for x in args if isinstance(x, torch.Tensor)]
     made = [x for x in results if isinstance(x, torch.Tensor)]
     if any(is_written(x.elem) or is_moved(x.elem) for x in given):
-        raise NotAsOutlined("it writes into an argument")
+        raise NotTracedAsExpected("it writes into an argument")
     places = [storage(x.untyped_storage()) for x in made]
     if len(set(places)) < len(places) or {storage(x.untyped_storage()) for x in given} & {*places}:
-        raise NotAsOutlined("its results share memory")
+        raise NotTracedAsExpected("its results share memory")
 
 
 __getattr__ = NAMES.find
