@@ -237,7 +237,7 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-class _TimedGraph:
+class _Timed:
     """A graph whose calls are timed."""
 
     def __init__(self, compilation: Compilation) -> None:
@@ -276,10 +276,10 @@ class Collector:
         self._first_break = len(self._breaks)
         self._metrics_before = utils.get_compilation_metrics()  # Dynamo keeps the last 64
         self._fallbacks_before = total()
-        self.graphs: list[_TimedGraph] = []
+        self.graphs: list[_Timed] = []
 
     def __call__(self, compilation: Compilation) -> GmRunner:
-        timed = _TimedGraph(compilation)
+        timed = _Timed(compilation)
         self.graphs.append(timed)
         return GmRunner(timed, compilation.runner.trace)
 
@@ -313,7 +313,7 @@ class Collector:
         """Where the graphs run."""
         return device_of(a for g in self.graphs for a in g.args).name
 
-    def _row(self, number: int, timed: _TimedGraph) -> GraphRow:
+    def _row(self, number: int, timed: _Timed) -> GraphRow:
         compilation, graph = timed.compilation, engine_call(timed.compilation)
         nodes = sum(n.op == "call_function" for n in compilation.gm.graph.nodes)
         dynamic = any(isinstance(x, torch.SymInt) for x in compilation.inputs)
@@ -333,7 +333,7 @@ class Collector:
             note,
         )
 
-    def _units(self, timed: _TimedGraph, graph: GraphCall | None) -> tuple[list[UnitRow], str]:
+    def _units(self, timed: _Timed, graph: GraphCall | None) -> tuple[list[UnitRow], str]:
         if not timed.args:
             return [], "never called"
         if graph is None:
