@@ -32,7 +32,7 @@ demo: setup  ## compile and run a small model
 	$(PY) examples/demo.py
 
 check: lint  ## lint, then the unit tests: a minute, no Dynamo
-	$(PY) -m pytest tests/unit -n $(WORKERS) --dist worksteal -m "not slow and not cuda"
+	TORCHAIR_TESTS_CACHE=$(CURDIR)/build/kernels $(PY) -m pytest tests/unit -n $(WORKERS) --dist worksteal -m "not slow and not cuda"
 
 test: lint  ## lint, then all tests that need no accelerator
 	@echo "== tests"

@@ -17,7 +17,7 @@ from torchair import ge
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.engine.inspect.dry_run import dry_run
 from torchair.engine.optimize.passes import GraphState
-from torchair.engine.optimize.passes.lists import FEW, take_lists_apart
+from torchair.engine.optimize.passes.lists import FEW, split_tensor_lists
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Value
 from torchair.operators import infer, interpret
@@ -82,7 +82,7 @@ def test_members_alone(name: str, dtype: DataType) -> None:
     inputs = [torch.randn(s).to(kind) for _ in range(3) for s in SHAPES]
     graph = graph_of(FORMS[name], dtype)
     wanted = interpret(graph, inputs)
-    take_lists_apart(graph, GraphState(native=True, splits_lists=True))
+    split_tensor_lists(graph, GraphState(native=True, splits_lists=True))
     assert not kinds(graph)
     close = {"rtol": 3e-2, "atol": 3e-2} if kind is torch.bfloat16 else {}
     for got, w in zip(interpret(graph, inputs), wanted, strict=True):
@@ -95,9 +95,9 @@ def test_few_operators_stay() -> None:
     with Graph("g", infer) as graph:
         x = [data(i, s, DataType.DT_FLOAT) for i, s in enumerate(SHAPES)]
         ge.NetOutput(list(ge.ForeachNeg(x)))
-    take_lists_apart(graph, GraphState(native=True, splits_lists=True))
+    split_tensor_lists(graph, GraphState(native=True, splits_lists=True))
     assert kinds(graph) == ["ForeachNeg"]
-    take_lists_apart(graph, GraphState(native=True, splits_lists=True, assigned={0: 0}))
+    split_tensor_lists(graph, GraphState(native=True, splits_lists=True, assigned={0: 0}))
     assert not kinds(graph)  # inputs that are updated would be copied
 
 
@@ -108,13 +108,13 @@ def test_other_types_stay(dtype: DataType) -> None:
         for _ in range(FEW + 1):
             x = list(ge.ForeachNeg(x))
         ge.NetOutput(x)
-    take_lists_apart(graph, GraphState(native=True, splits_lists=True))
+    split_tensor_lists(graph, GraphState(native=True, splits_lists=True))
     assert len(kinds(graph)) == FEW + 1
 
 
 def test_on_the_host_they_stay() -> None:
     graph = graph_of(FORMS["mul"], DataType.DT_FLOAT)
-    take_lists_apart(graph, GraphState(native=True))
+    split_tensor_lists(graph, GraphState(native=True))
     assert len(kinds(graph)) == FEW + 1
 
 
@@ -140,7 +140,7 @@ def test_an_optimizer_is_one_kernel_for_each_parameter() -> None:
     """It reads four tensors and writes three of them in place."""
     graph, assigned = adam(5)
     target = CudaTarget(0, HOPPER)
-    take_lists_apart(
+    split_tensor_lists(
         graph, GraphState(native=True, splits_lists=target.splits_lists, assigned=assigned)
     )
     run = dry_run(graph, HOPPER, assigned)

@@ -14,12 +14,17 @@ from typing import Any
 import pytest
 import torch
 from llvmlite.binding import ffi
+from torch import distributed as dist
 from torch._dynamo import convert_frame
+from torch._functorch import aot_autograd
 
+import torchair.deploy.tracing  # noqa: F401  (repairs what it changes)
 from torchair import locks
 from torchair.codegen.target import KernelOrder
 from torchair.fx import tracing
 from torchair.garbage import no_garbage_collection
+from torchair.ops import hcom
+from torchair.torch_private import aot
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 _SECONDS = 20
@@ -91,6 +96,52 @@ def test_what_other_threads_would_undo_is_undone_in_a_child() -> None:
         assert not gc.isenabled() and op.py_kernels != before
         assert succeeds_in_a_child(lambda: gc.isenabled() and op.py_kernels == before and undone())
     assert gc.isenabled() and op.py_kernels == before
+
+
+def test_changes_of_another_thread_while_it_traces_are_not_seen_or_undone_in_a_child() -> None:
+    def is_compiling() -> bool:
+        return torch.compiler._is_compiling_flag
+
+    with another_thread_inside(aot.compiling()):
+        assert is_compiling()
+        assert succeeds_in_a_child(lambda: not is_compiling())
+    assert not is_compiling()
+
+
+def test_graphs_of_other_threads_are_traced_by_aotautograd_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aot_autograd, "run_functionalized_fw_and_collect_metadata", lambda f: f)
+    monkeypatch.setattr(aot_autograd, "aot_stage1_graph_capture", lambda _, f: f)
+
+    def graph() -> None: ...
+
+    def traced() -> list[Any]:
+        collected = aot_autograd.run_functionalized_fw_and_collect_metadata(graph)
+        return [collected, aot_autograd.aot_stage1_graph_capture(None, graph)]
+
+    with another_thread_inside(aot.traced_once([torch.ones(2)])):
+        assert traced() == [graph, graph]
+    with pytest.raises(ZeroDivisionError), aot.traced_once([torch.ones(2)]):
+        assert graph not in traced()
+        1 / 0  # noqa: B018
+    assert traced() == [graph, graph]
+
+
+def test_collectives_of_other_threads_are_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "broadcast", lambda *_: calls.append("torch"))
+    monkeypatch.setitem(hcom._PATCHED, "broadcast", lambda *_: calls.append("traced"))
+    monkeypatch.setitem(hcom._TRACED, "broadcast", lambda *_: calls.append("traced"))
+    own = dist.broadcast
+    with another_thread_inside(hcom.traced_collectives()):
+        assert dist.broadcast is not own
+        dist.broadcast(torch.ones(1), 0)
+    with pytest.raises(ZeroDivisionError), hcom.traced_collectives():
+        dist.broadcast(torch.ones(1), 0)
+        1 / 0  # noqa: B018
+    assert calls == ["torch", "traced"] and dist.broadcast is own
 
 
 def test_code_is_generated_in_a_child_while_another_thread_generates() -> None:

@@ -1,5 +1,5 @@
-"""AOTAutograd without its first run of a graph: `outlined` says what that would have found, and the
-second run checks it."""
+"""AOTAutograd without its first run of a graph: `traced_once` says what that would have found, and
+the second run checks it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
 from torchair.backend import compile_with_aot
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.fx.size_arithmetic import remembered_sizes
-from torchair.torch_private.aot import NotAsOutlined, outlined
+from torchair.torch_private.aot import NotTracedAsExpected, traced_once
 
 
 def new(x, y):
@@ -60,7 +60,7 @@ def compiled(fn, outline, *args):
         if not outline:
             return traced()
         nodes = gm.graph.output_node().args[0]
-        with outlined([n.meta["example_value"] for n in nodes]):
+        with traced_once([n.meta["example_value"] for n in nodes]):
             return traced()
 
     torch._dynamo.reset()
@@ -82,7 +82,9 @@ def test_graphs_that_make_new_tensors_are_run_once(fn, runs):
 def test_other_graphs_are_found_out(fn):
     args = torch.randn(5, 5), torch.randn(5, 5)
     kept = [x.clone() for x in args]
-    with pytest.raises((NotAsOutlined, torch._dynamo.exc.BackendCompilerFailed), match="Outlined"):
+    with pytest.raises(
+        (NotTracedAsExpected, torch._dynamo.exc.BackendCompilerFailed), match="AsExpected"
+    ):
         compiled(fn, True, *args)
     assert all(torch.equal(x, y) for x, y in zip(args, kept, strict=True))
     for found, wanted in zip(compiled(fn, False, *args), fn(*kept), strict=True):

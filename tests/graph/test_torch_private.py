@@ -9,11 +9,15 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module, invalidate_caches, reload
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from torchair.import_hooks import when_imported
 from torchair.torch_private import attributes, dispatch, table
 from torchair.torch_private.table import Names, PrivateName, Without, feature, optional, required
 
@@ -286,7 +290,7 @@ def test_the_report_names_what_is_missing(monkeypatch):
 # ---- nothing of the process is changed for others
 
 _PROGRAM = """
-import gc, json, sys
+import gc, json, logging, os, sys, types, warnings
 import torch
 import torch.distributed._functional_collectives as functional
 
@@ -295,8 +299,42 @@ nearest = (torch.ops.aten.upsample_nearest2d.default, torch.ops.aten.upsample_ne
 def shown(op):
     return sorted((str(k), getattr(f, "__name__", str(f))) for k, f in op.py_kernels.items())
 
+def functions():
+    '''Functions and classes of the modules that are loaded, and methods of the classes.'''
+    found = {}
+    for module in [m for m in sys.modules.values() if type(m) is types.ModuleType]:
+        name = module.__name__
+        if name.partition(".")[0] in ("torchair", "__main__", "__mp_main__"):
+            continue
+        for key, value in list(vars(module).items()):
+            if not isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+                continue
+            if not key.startswith("__compiled_fn"):
+                found[f"{name}.{key}"] = value
+            if isinstance(value, type) and value.__module__ == name:
+                members = list(vars(value).items())
+                found |= {f"{name}.{key}.{k}": f for k, f in members if callable(f)}
+    return found
+
+def changed():
+    '''Those that are others than at the beginning.'''
+    now = functions()
+    return sorted(k for k, f in first.items() if k not in now or now[k] is not f)
+
+def operators():
+    '''The dispatch of operators that other libraries have.'''
+    here = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith(("aten:", "prims:"))]
+    return hash(tuple(torch._C._dispatch_dump(name) for name in sorted(here)))
+
 def state():
     return {
+        "functions": changed(),
+        "operators": operators(),
+        "warnings": [str(f) for f in warnings.filters],
+        "environment": sorted(os.environ.items()),
+        "hooks": [str(f) for f in (sys.excepthook, sys.unraisablehook)],
+        "handlers": [str(h) for h in logging.getLogger().handlers],
+        "frozen": gc.get_freeze_count(),
         "finders": [getattr(f, "__name__", type(f).__name__) for f in sys.meta_path],
         "collecting": gc.isenabled(),
         "threshold": gc.get_threshold(),
@@ -315,11 +353,13 @@ def compiled(backend, model, *args):
     with torch.no_grad():
         torch.compile(model, backend=backend)(*args)
 
+x = torch.ones(1, 2, 3, 3)
+up = torch.nn.Upsample(scale_factor=2)
+compiled("aot_eager", up, x)
+first = functions()
 states = {"before": state()}
 import torchair
 states["import"] = state()
-x = torch.ones(1, 2, 3, 3)
-up = torch.nn.Upsample(scale_factor=2)
 compiled("torchair", up, x)
 states["compile"] = state()
 torchair.compile(torch.nn.Linear(3, 3), (torch.ones(2, 3),))(torch.ones(2, 3))
@@ -339,6 +379,24 @@ def states():
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_hook_of_an_import_is_called_when_that_succeeds(tmp_path, monkeypatch):
+    file = tmp_path / "imported_late.py"
+    file.write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    finders, called = [*sys.meta_path], []
+    when_imported({file.stem: lambda module: called.append(module.x)})
+    with pytest.raises(ZeroDivisionError):
+        import_module(file.stem)
+    assert not called and find_spec(file.stem) is not None
+    file.write_text("x = 12345")
+    invalidate_caches()
+    module = import_module(file.stem)
+    assert called == [12345] and sys.meta_path == finders
+    assert type(module.__loader__) is type(module.__spec__.loader) is SourceFileLoader
+    assert reload(module) is module and called == [12345]
 
 
 # What stays, each with its reason in docs/architecture.md: when it begins, and how it is seen.

@@ -126,7 +126,7 @@ class Tape:
 
 
 @dataclass
-class _Memory:
+class _RecordedMemory:
     """A storage that recorded calls touch."""
 
     keeper: torch.Tensor
@@ -174,8 +174,8 @@ class Recorder(TorchDispatchMode):
         self.tape = Tape()
         self.node: fx.Node | None = None  # where we are, when an FX graph is being run
         self._lists = lists
-        self._memory: dict[int, _Memory] = {}
-        self._by_size: dict[int, list[_Memory]] = {}
+        self._memory: dict[int, _RecordedMemory] = {}
+        self._by_size: dict[int, list[_RecordedMemory]] = {}
         self._alone = _holders(torch.empty(1))
         self._saved: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         self._generators = {torch.default_generator: torch.default_generator.get_state()}
@@ -272,7 +272,7 @@ class Recorder(TorchDispatchMode):
         _refuse_layout(tensor, place)
         number = storage_id(tensor)
         if number not in self._memory:
-            self._memory[number] = _Memory(tensor.detach(), made=False)
+            self._memory[number] = _RecordedMemory(tensor.detach(), made=False)
 
     def _is_new(self, tensor: torch.Tensor, place: CallSite) -> bool:
         _refuse_layout(tensor, place)
@@ -306,7 +306,7 @@ class Recorder(TorchDispatchMode):
                 if memory.is_free(size, self._alone):
                     storage, like = memory.keeper.untyped_storage(), tensor
                     return over(storage, like.dtype, like.shape, like.stride()).copy_(tensor)
-        memory = _Memory(tensor.detach(), made=True)
+        memory = _RecordedMemory(tensor.detach(), made=True)
         if self._memory.setdefault(storage_id(tensor), memory) is memory:
             same_size.append(memory)
         return tensor

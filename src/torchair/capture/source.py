@@ -138,7 +138,7 @@ def render(
     names = [str(n.target) for n in placeholders]
     if inputs is None:
         inputs = [n.meta.get("val") for n in placeholders]
-    function = _Function(gm, "forward", "tensor_constants")
+    function = _PrintedFunction(gm, "forward", "tensor_constants")
     parts = {
         "constants": "\n".join(function.constants()),
         "body": "\n".join(function.lines("*args, node_info=[], is_capturing: bool = False")),
@@ -208,7 +208,7 @@ def _literal(value: Any) -> str:
 # ---- functions and their constants ----
 
 
-class _Function:
+class _PrintedFunction:
     """A graph module as the text of a function. Graphs that it holds become functions too."""
 
     def __init__(self, gm: fx.GraphModule, name: str, constants: str) -> None:
@@ -220,7 +220,7 @@ class _Function:
             if node.op in ("get_attr", "call_module")
         }
         self._inner = {
-            path: _Function(value, f"{name}_{path.replace('.', '_')}", f"{path}_constants")
+            path: _PrintedFunction(value, f"{name}_{path.replace('.', '_')}", f"{path}_constants")
             for path, value in self._held.items()
             if isinstance(value, fx.GraphModule)
         }

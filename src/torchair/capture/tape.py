@@ -34,7 +34,7 @@ class TapeSubstrate(base.Substrate):
 
 
 @dataclass(frozen=True)
-class _Buffer:
+class _TapeBuffer:
     """Where the tape reads a user input, in the layout of the first one."""
 
     position: int
@@ -96,13 +96,13 @@ class TapeRecording(base.PooledRecording):
         """Arguments as the function sees them: buffers for user inputs, all others themselves."""
         args = request.args
         given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
-        self._buffers: list[_Buffer] = []
+        self._buffers: list[_TapeBuffer] = []
         for i in request.kinds.users:
             own = request.options.clone_input or _shares_memory(i, args)
             if own:
                 given[i] = given[i].new_empty_strided(args[i].shape, args[i].stride())
             address = None if own else given[i].data_ptr()
-            self._buffers.append(_Buffer(i, given[i], unexpanded(given[i]), address))
+            self._buffers.append(_TapeBuffer(i, given[i], unexpanded(given[i]), address))
         self._check = same_as([args[b.position] for b in self._buffers]).check
         # Inputs whose strides have to stay: elements lie on each other, or results are views.
         self._rigid = {b.position for b in self._buffers if 0 in b.tensor.stride()}

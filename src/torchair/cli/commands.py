@@ -26,7 +26,7 @@ class Command(NamedTuple):
 def parser() -> Parser:
     """The parser of the whole command line."""
     whole = Parser(prog="torchair", description="graph mode for PyTorch")
-    whole.add_argument("--version", action=_Version, help="versions of this installation")
+    whole.add_argument("--version", action=_VersionAction, help="versions of this installation")
     whole.add_argument("--traceback", action="store_true", help="show where an error was raised")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
@@ -34,7 +34,7 @@ def parser() -> Parser:
     return whole
 
 
-class _Version(argparse.Action):
+class _VersionAction(argparse.Action):
     """Prints versions. They are looked up only then."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:

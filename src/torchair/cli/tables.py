@@ -13,7 +13,7 @@ from torchair.cli.show import print_table
 from torchair.codegen.sizes import Element
 from torchair.configs.compiler_config import OPTION_ALIASES, OPTIONS, CompilerConfig, public_path
 from torchair.convert.table import TableLine, lines
-from torchair.engine.optimize.rules import TAKEN_APART, use_extensions
+from torchair.engine.optimize.rules import DECOMPOSED, use_extensions
 from torchair.errors import did_you_mean
 from torchair.operators import Trait, row_of
 from torchair.operators.core import ANY, FLOATS, INTEGERS, NUMBERS
@@ -68,7 +68,7 @@ def _kernels(operators: Sequence[str]) -> tuple[str, str]:
     said = TYPES.get(types, " ".join(sorted(types)))
     others = [row.type for row in rows if not row.is_native]
     use_extensions()
-    by_torch = [name for name in others if name not in TAKEN_APART]
+    by_torch = [name for name in others if name not in DECOMPOSED]
     some = bool(native) or len(by_torch) < len(others)
     if some and by_torch:
         return f"native, torch: {' '.join(by_torch)}", said

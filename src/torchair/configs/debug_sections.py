@@ -34,7 +34,7 @@ class _Dump(Section):
         return self.type.raw is not None
 
 
-class _Placed(Section):
+class _SectionWithPath(Section):
     """What goes to a place that is public and kept as an absolute path."""
 
     _path = OptionValue(None)
@@ -50,7 +50,7 @@ class _Placed(Section):
         self._path = None if none else os.path.realpath(place)  # type: ignore[arg-type]
 
 
-class _PathDump(_Dump, _Placed):
+class _PathDump(_Dump, _SectionWithPath):
     """A dump whose directory is public."""
 
     _path: OptionValue = OptionValue(".", accepts=_DIRECTORY).doc("both")
@@ -94,7 +94,7 @@ class TimelineConfig(_PathDump):
     )
 
 
-class ReportConfig(_Placed):
+class ReportConfig(_SectionWithPath):
     """One page about all graphs of the process, for a browser."""
 
     _path = OptionValue(None, accepts="path of a file").doc(

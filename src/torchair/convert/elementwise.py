@@ -23,11 +23,11 @@ _COMPLEX = (DataType.DT_COMPLEX32, DataType.DT_COMPLEX64, DataType.DT_COMPLEX128
 
 def result_type(*operands: Any) -> int:
     """GE type in which torch compares or combines two operands, 0-d tensors weighing less."""
-    first, second = (_stand_in(x) for x in operands)
+    first, second = (_placeholder(x) for x in operands)
     return torch_to_ge(torch.result_type(first, second))
 
 
-def _stand_in(x: Any) -> Any:
+def _placeholder(x: Any) -> Any:
     if not isinstance(x, Value):
         return x
     return torch.empty((1,) * x.rank, dtype=ge_to_torch(x.dtype), device="meta")

@@ -20,7 +20,7 @@ from torch import fx
 from torchair.backend import compile_with_aot, get_npu_backend
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE, given, read_path
-from torchair.deploy.package import FileArgument, NotNested, Package, outline
+from torchair.deploy.package import FileArgument, NotNested, Package, nesting_of
 from torchair.devices.base import GraphCall, engine_graph
 from torchair.errors import GraphError, SerializationError, TorchairError, UnsupportedModeError
 from torchair.fallbacks import Fallback, note
@@ -229,7 +229,7 @@ class _Export:
             raise NotNested("a result is a tensor from elsewhere")
 
         try:
-            return outline(result, leaf)
+            return nesting_of(result, leaf)
         except NotNested as e:
             note(Fallback.EXPORT_STRUCTURE, "the file returns its results as a tuple", e)
             return None

@@ -21,7 +21,7 @@ from torchair.configs.compiler_config import CompilerConfig
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
 from torchair.deploy.export import call_leaves, file_call, put_weights
 from torchair.deploy.guards import Condition, Expected, Guards, NumberSpec, Spec, Traced, ValueSpec
-from torchair.deploy.package import FileArgument, NotNested, Package, outline
+from torchair.deploy.package import FileArgument, NotNested, Package, nesting_of
 from torchair.deploy.tensor_refs import roots_of, tensor_refs_of
 from torchair.deploy.trees import CallShape, result_of
 from torchair.errors import GraphError, SerializationError
@@ -262,7 +262,7 @@ def _nesting(traced: Traced) -> Any:
     marks = [torch.empty(0) for _ in range(count)]
     number = {id(mark): k for k, mark in enumerate(marks)}
     try:
-        return outline(
+        return nesting_of(
             result_of(traced.result, traced.constants)(marks),
             lambda value: {"result": number[id(value)]} if id(value) in number else None,
         )

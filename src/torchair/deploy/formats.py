@@ -67,7 +67,7 @@ def _pack_scale(module: nn.Module, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Change:
+class _FormatChange:
     """What is done to layers of a class: a scale is packed, and the weight is cast. Convolutions
     are changed only if they have no groups, and weights of this type."""
 
@@ -87,10 +87,10 @@ class _Change:
 
 
 _CHANGES = {
-    "Conv2d": _Change(FRACTAL_Z, torch.float16),
-    "QuantConv2d": _Change(FRACTAL_Z, torch.int8, "scale"),
-    **dict.fromkeys(("Linear", "LinearLayer", "LinearAllreduce", "LinearQuant"), _Change()),
-    "LinearA8W8Quant": _Change(scale="scale", devices=("Ascend310P",)),
-    "LinearWeightQuant": _Change(scale="quant_scale", devices=("Ascend310P", "Ascend910B")),
+    "Conv2d": _FormatChange(FRACTAL_Z, torch.float16),
+    "QuantConv2d": _FormatChange(FRACTAL_Z, torch.int8, "scale"),
+    **dict.fromkeys(("Linear", "LinearLayer", "LinearAllreduce", "LinearQuant"), _FormatChange()),
+    "LinearA8W8Quant": _FormatChange(scale="scale", devices=("Ascend310P",)),
+    "LinearWeightQuant": _FormatChange(scale="quant_scale", devices=("Ascend310P", "Ascend910B")),
 }
 """By the name of a module's class: those of torch_npu and DeepSpeed are not imported for this."""

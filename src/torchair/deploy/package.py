@@ -39,7 +39,7 @@ class NotNested(Exception):
     """A result that no file can express."""
 
 
-def outline(value: Any, leaf: Callable[[Any], dict[str, Any] | None], depth: int = 0) -> Any:
+def nesting_of(value: Any, leaf: Callable[[Any], dict[str, Any] | None], depth: int = 0) -> Any:
     """The nesting of a value as JSON; `leaf` tells where a tensor comes from, None for all else."""
     known = leaf(value)
     if known is not None:
@@ -50,15 +50,15 @@ def outline(value: Any, leaf: Callable[[Any], dict[str, Any] | None], depth: int
         raise NotNested("results are nested too deeply")
     if isinstance(value, (tuple, list)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [outline(v, leaf, depth + 1) for v in value]}
+        return {kind: [nesting_of(v, leaf, depth + 1) for v in value]}
     if isinstance(value, Mapping):
         kind = "fields" if is_dataclass(value) else "dict"
         if not all(isinstance(k, _PLAIN) for k in value):
             raise NotNested("a dict has keys that are neither numbers nor texts")
-        return {kind: [[k, outline(v, leaf, depth + 1)] for k, v in value.items()]}
+        return {kind: [[k, nesting_of(v, leaf, depth + 1)] for k, v in value.items()]}
     if is_dataclass(value):
         held = ((f.name, getattr(value, f.name)) for f in fields(value))
-        return {"fields": [[name, outline(v, leaf, depth + 1)] for name, v in held]}
+        return {"fields": [[name, nesting_of(v, leaf, depth + 1)] for name, v in held]}
     return {"fields": _attributes(value, leaf, depth)}
 
 
@@ -67,7 +67,7 @@ def _attributes(value: Any, leaf: Callable[[Any], Any], depth: int) -> list[Any]
     found = []
     for name, part in getattr(value, "__dict__", {}).items():
         try:
-            found.append([name, outline(part, leaf, depth + 1)])
+            found.append([name, nesting_of(part, leaf, depth + 1)])
         except NotNested:
             continue
     if not found:
@@ -160,7 +160,7 @@ class PackagedCall:
     sizes: list[tuple[int, int]] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     nesting: Any = None
-    """How results are nested, as `outline` tells it; None for a tensor or a tuple of all."""
+    """How results are nested, as `nesting_of` gives it; None for a tensor or a tuple of all."""
     guards: dict[str, Any] | None = None
     """What calls must be: `Guards.to_data`, and `paths` to what it is about."""
 

@@ -267,13 +267,13 @@ def fingerprint(function: Callable[..., Any]) -> str:
 
 def code_hash(*functions: Callable[..., Any] | None) -> str:
     """A hash of functions and what they name; the same for all that have no code."""
-    walk = _Walk()
+    walk = _CodeWalk()
     for function in functions:
         walk.take(function)
     return walk.result()
 
 
-class _Walk:
+class _CodeWalk:
     """Functions and classes to look at, each once."""
 
     def __init__(self) -> None:

@@ -306,7 +306,7 @@ def extent(t: torch.Tensor) -> int:
     return (1 + spans) * t.element_size() if t.numel() else 0
 
 
-class _Areas:
+class _DisjointAreas:
     """Memory that tensors lie in: areas that are apart, in order."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -336,8 +336,8 @@ class SharedAreas:
         self._names, self._written = names, written
         count = len(tensors)
         self._arguments = {k - count for k in written if k >= count}
-        updated = _Areas(t for k, t in enumerate(tensors) if k in written)
-        every = _Areas(tensors) if self._arguments else updated
+        updated = _DisjointAreas(t for k, t in enumerate(tensors) if k in written)
+        every = _DisjointAreas(tensors) if self._arguments else updated
         self._areas = updated, every  # for arguments that are read, for those that are updated
 
     def apart(self, addresses: Sequence[int], lengths: Sequence[int]) -> bool:

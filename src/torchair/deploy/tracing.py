@@ -23,6 +23,7 @@ from torchair.deploy.tensor_refs import TensorRef, look
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
 from torchair.fx.tracing import traced_for_us
+from torchair.locks import in_child
 from torchair.log import logger, spoken_by
 from torchair.ops.hcom import traced_collectives
 from torchair.pipeline import NpuFxCompiler
@@ -211,6 +212,9 @@ def trace(
         seen["unread"] & fixed if bare else frozenset(),
         seen["runner"],
     )
+
+
+in_child(aot.stop_compiling_of_others)
 
 
 class CacheBackend:

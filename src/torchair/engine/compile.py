@@ -4,7 +4,7 @@
     fuse       nodes that become one kernel are a unit               engine/fuse/  engine/units/
     plan       steps over values, and for each unit a request: loops engine/plan/  engine/lower.py
     generate   the text of kernels, for one step or several          codegen/ of the target
-    place      memory, for as long as that needs it                  engine/plan/lives.py
+    place      memory, for as long as that needs it                  engine/plan/liveness.py
     build      machine code                                          codegen/ of the target
     bind       steps over memory, ready to be run                    engine/run/  codegen/*/run.py
 
@@ -33,15 +33,15 @@ from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState,
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.options import UNIT_FUSION, EngineOptions, warn_unknown
 from torchair.engine.plan.inputs import GraphInputs
-from torchair.engine.plan.lives import place_memory
+from torchair.engine.plan.liveness import place_memory
 from torchair.engine.plan.planner import OutputLayout, Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.plan.shape_family import ShapePlan
 from torchair.engine.plan.streams import schedule_of
-from torchair.engine.run.borrowed import BorrowingProgram
 from torchair.engine.run.executor import Program
 from torchair.engine.run.lanes import Watch, bind_lanes
 from torchair.engine.run.native import NativeProgram, ProgramPool
+from torchair.engine.run.temporary_arena import TemporaryArenaProgram
 from torchair.engine.run.workspace import SPACES, ShapePlanPool, Workspace
 from torchair.engine.tune import TuneRequest
 from torchair.engine.units.batches import warn_of_library, warn_of_rows
@@ -320,4 +320,6 @@ class GraphCompiler:
             return ProgramPool(plan, partial(bind_lanes, watch=watch))
         if NativeProgram.suits(plan):
             return ProgramPool(plan)
-        return ProgramPool(plan, BorrowingProgram if BorrowingProgram.suits(plan) else Program)
+        return ProgramPool(
+            plan, TemporaryArenaProgram if TemporaryArenaProgram.suits(plan) else Program
+        )

@@ -173,7 +173,7 @@ class UnitRow:
         return rates.least_seconds(self.moved, self.operations) / self.seconds
 
 
-class _Clock(StepWatcher):
+class _StepTimer(StepWatcher):
     """Notes the time and the tensors of each step."""
 
     def __init__(self, device: str) -> None:
@@ -195,7 +195,7 @@ def unit_rows(call: GraphCall, args: Sequence[Any], device: str) -> list[UnitRow
     be copies."""
     inputs = call.collect(args)
     call.compile(inputs)
-    clock = _Clock(device)
+    clock = _StepTimer(device)
     for _ in range(_REPEATS):
         call.session.run_watched(inputs, clock.of)
     reasons = _reasons(call.session.variant_for(inputs))

@@ -50,7 +50,7 @@ def widen(nodes: Iterable[fx.Node]) -> None:
         narrow = value.dtype is torch.bfloat16 and value.device.type == "cpu"
         if not (narrow and node.args[9] == value.shape[1] > 1):
             continue
-        write = _Writer(node)
+        write = _NodeWriter(node)
         wide = [write(aten._to_copy.default, n, dtype=torch.float32) for n in node.args[:3]]
         made = write(_BACKWARD, *wide, *node.args[3:])
         for reader in list(node.users):
@@ -60,7 +60,7 @@ def widen(nodes: Iterable[fx.Node]) -> None:
         node.graph.erase_node(node)
 
 
-class _Writer:
+class _NodeWriter:
     """Writes nodes before one, traced, with its marks."""
 
     def __init__(self, node: fx.Node) -> None:
@@ -95,7 +95,7 @@ class _Writer:
 
 def _forward(node: fx.Node) -> None:
     x, kernel, bias = node.args[:3]
-    write = _Writer(node)
+    write = _NodeWriter(node)
     factors = write.rows(x), write(aten.t.default, write.matrix(kernel))
     if bias is None:
         made = write(aten.mm.default, *factors)
@@ -107,7 +107,7 @@ def _forward(node: fx.Node) -> None:
 
 def _backward(node: fx.Node) -> None:
     grad, x, kernel = node.args[:3]
-    write = _Writer(node)
+    write = _NodeWriter(node)
     rows = write.rows(grad)
 
     def of_images() -> fx.Node:

@@ -85,7 +85,7 @@ class Prototype:
         return any(p.kind == "dynamic" for p in self.outputs)
 
 
-class _Table:
+class _PrototypeTable:
     """The data file, split in lines by operator name."""
 
     def __init__(self, text: str) -> None:
@@ -118,10 +118,10 @@ class _Table:
 
 
 @cache
-def _table() -> _Table:
+def _table() -> _PrototypeTable:
     here = resources.files(__package__)
     names = ("prototypes.txt", "custom_prototypes.txt")
-    return _Table("".join(here.joinpath(name).read_text("utf-8") for name in names))
+    return _PrototypeTable("".join(here.joinpath(name).read_text("utf-8") for name in names))
 
 
 def _attr(text: str) -> AttrSpec:

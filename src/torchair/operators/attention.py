@@ -1,5 +1,5 @@
 """Attention by heads, over whole tensors: what torch has kernels for. Nodes in other layouts, with
-masks, lengths or pages have a row beside this one (`core.row_beside`)."""
+masks, lengths or pages have a row beside this one (`core.extension_row`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Fact
-from torchair.operators.core import SHORT, Op, TorchKernel, add_row, row_beside
+from torchair.operators.core import SHORT, Op, TorchKernel, add_row, extension_row
 
 aten = torch.ops.aten
 LEFT_UP_CAUSAL = 2  # value of sparse_mode: query i sees keys up to i
@@ -34,7 +34,7 @@ def wide_type(dtype: int) -> int:
 def _facts(op: Op) -> Any:
     """The result, and the sums if it has them."""
     if not is_plain(op):
-        return row_beside(_NAME).rule(op)
+        return extension_row(_NAME).rule(op)
     batch, heads, rows, _ = op.shape("query")
     width, dtype = (op.list("value")[0].shape or ())[-1], op.dtype("query")
     swap = op.attr("input_layout") == "BNSD_BSND"
@@ -47,7 +47,7 @@ def _facts(op: Op) -> Any:
 def _attention(op: Op) -> TorchKernel:
     """Torch's own fused kernels, where they serve; `pse_shift` is added to the scaled scores."""
     if not is_plain(op):
-        return row_beside(_NAME).kernel(op)
+        return extension_row(_NAME).kernel(op)
     sums = op.attr("softmax_lse_flag")
     swap = op.attr("input_layout") == "BNSD_BSND"
     scale, causal = op.attr("scale"), op.attr("sparse_mode") == LEFT_UP_CAUSAL

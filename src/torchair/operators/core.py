@@ -238,7 +238,7 @@ class Row:
 
 
 _rows: dict[str, Row] = {}
-_beside: dict[str, Row] = {}  # for nodes that the rows of these types do not cover
+_extension_rows: dict[str, Row] = {}  # for nodes that the rows of these types do not cover
 _of_user: list[Callable[[UserKernel], Row]] = []  # the one that makes rows of users
 
 
@@ -250,14 +250,14 @@ def add_row(
     *,
     host: Iterable[str] = (),
     instead: bool = False,
-    beside: bool = False,
+    extension: bool = False,
     **more: Any,
 ) -> None:
-    """Enter one operator into the table, `instead` of the row that it has, or `beside` it for
-    nodes that it does not cover; `more` are fields of its `Row`."""
-    if op_type in _rows and not instead and not beside:
+    """Enter one operator into the table, `instead` of the row that it has, or as an `extension` for
+    nodes that this row does not cover; `more` are fields of its `Row`."""
+    if op_type in _rows and not instead and not extension:
         raise ValueError(f"{op_type} has a row already: give another type, or instead=True")
-    table = _beside if beside else _rows
+    table = _extension_rows if extension else _rows
     table[op_type] = Row(op_type, rule, kernel, traits, frozenset(host), **more)
 
 
@@ -380,10 +380,10 @@ def _declared_row(op_type: str) -> Row | None:
     return row
 
 
-def row_beside(op_type: str) -> Row:
+def extension_row(op_type: str) -> Row:
     """The row for nodes that the row of their type does not cover, which an extension has."""
     load("operators")
-    return _beside[op_type]
+    return _extension_rows[op_type]
 
 
 def is_declared(op_type: str) -> bool:

@@ -87,14 +87,14 @@ def _dims(fact: Fact) -> Shape:
     return fact.shape
 
 
-def _stand_in(fact: Fact) -> torch.Tensor:
+def _placeholder(fact: Fact) -> torch.Tensor:
     return torch.empty((1,) * len(_dims(fact)), dtype=ge_to_torch(fact.dtype), device="meta")
 
 
 def _argument(op: Op, port: str) -> Any:
     """An argument that gives results of the right type: one element, some number."""
     if isinstance(op.node.inputs[port], list):
-        return [_stand_in(f) for f in op.list(port)]
+        return [_placeholder(f) for f in op.list(port)]
     fact = op[port]
     number: Any = 1.0 if fact.dtype in FLOAT_TYPES else 1
     number = True if fact.dtype == DataType.DT_BOOL else number

@@ -128,8 +128,8 @@ def log_sum_exp(o: LowerOp) -> Lowered:
     return f.dropped(result, axes, o.attr("keep_dims"))
 
 
-_Reduction = tuple[Callable[..., Any], LoopRule, frozenset[Element]]
-_REDUCTIONS: dict[str, _Reduction] = {
+_ReductionRule = tuple[Callable[..., Any], LoopRule, frozenset[Element]]
+_REDUCTIONS: dict[str, _ReductionRule] = {
     "EuclideanNorm": (
         lambda x, axes, keep, out: torch.linalg.vector_norm(x, 2, axes, keep, out=out),
         euclidean_norm,

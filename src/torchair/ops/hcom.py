@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -263,7 +264,8 @@ def patch_for_hcom() -> None:
 
 @contextmanager
 def traced_collectives() -> Iterator[None]:
-    """Collectives that can be traced inside, for tracers that replace none, as Dynamo does."""
+    """Collectives that can be traced inside, for tracers that replace none, as Dynamo does. Other
+    threads call the originals. The caller holds a lock: one thread at a time is inside."""
     if not (dist.is_available() and dist.is_initialized()):
         yield
         return
@@ -273,13 +275,23 @@ def traced_collectives() -> Iterator[None]:
         for home in (dist, c10d)
         if hasattr(home, name)
     ]
-    for home, name, _, made in before:
-        setattr(home, name, made)
+    for home, name, original, made in before:
+        setattr(home, name, _in_this_thread(original, made))
     try:
         yield
     finally:
         for home, name, original, _ in before:
             setattr(home, name, original)
+
+
+def _in_this_thread(original: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    thread = get_ident()
+
+    @functools.wraps(original)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (traced if get_ident() == thread else original)(*args, **kwargs)
+
+    return choose
 
 
 def _either(original: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:

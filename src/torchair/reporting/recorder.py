@@ -390,7 +390,7 @@ class Reporter:
 
     def __init__(self, path: Path, title: str, at_once: bool = False) -> None:
         self.path, self._title, self._at_once = path, title, at_once
-        self._graphs: list[_Graph] = []
+        self._graphs: list[_ReportedGraph] = []
         self._lock = Lock()
 
     @property
@@ -400,7 +400,7 @@ class Reporter:
 
     def __call__(self, compilation: Compilation) -> GmRunner:
         with self._lock:
-            graph = _Graph(compilation, f"graph {len(self._graphs) + 1}", self)
+            graph = _ReportedGraph(compilation, f"graph {len(self._graphs) + 1}", self)
             self._graphs.append(graph)
         return GmRunner(graph, compilation.runner.trace)
 
@@ -426,7 +426,7 @@ def reporter_at(path: str) -> Reporter:
         return _reporters.setdefault(key, Reporter(Path(key), Path(key).stem, at_once=True))
 
 
-class _Graph:
+class _ReportedGraph:
     """One graph: the first call is looked at, later ones just run."""
 
     def __init__(self, compilation: Compilation, name: str, reporter: Reporter) -> None:

@@ -69,7 +69,7 @@ def add_code(source: FilePath, path: FilePath, code: bytes, key: bytes | None = 
     gives, and signed by a key."""
     memory = mapped(source)
     end = _end(memory)
-    _, payloads = _slim(memory)
+    _, payloads = _without_payloads(memory)
     checked = _without(memory, payloads.values(), len(memory) if end is None else end)
     whole: list[bytes | memoryview] = [memory if end is None else memory[:end]]
     added = [_field(_CODE, code)]
@@ -146,7 +146,7 @@ def read_air(path: FilePath, infer: Infer | None = None) -> Graph:
     does not change the file. SerializationError for everything that is wrong with the file."""
     memory = mapped(path)
     try:
-        slim, payloads = _slim(memory)
+        slim, payloads = _without_payloads(memory)
     except SerializationError as error:
         raise not_a_model(path, len(memory), error) from error
     message = parsed(slim, len(memory), path)
@@ -225,7 +225,7 @@ def _tensor(memory: memoryview, payload: _Payload, path: Any) -> torch.Tensor:
         raise SerializationError(str(error), file=path) from error
 
 
-def _slim(memory: memoryview) -> tuple[bytes, dict[int, _Payload]]:
+def _without_payloads(memory: memoryview) -> tuple[bytes, dict[int, _Payload]]:
     """The model without its large payloads, and these by the position of their operator."""
     payloads: dict[int, _Payload] = {}
     out: list[bytes] = []

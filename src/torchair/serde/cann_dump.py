@@ -207,7 +207,7 @@ def _read(data: bytes) -> OperatorDump:
     read: dict[int, list[CardTensor]] = {_INPUTS: [], _OUTPUTS: []}
     for side, names in ((_INPUTS, _INPUT), (_OUTPUTS, _OUTPUT)):
         for one in (_bytes(content) for number, content in head if number == side):
-            tensor = _Description.of(one, names)
+            tensor = _TensorDescription.of(one, names)
             elements = tensor.inside or data[at : at + tensor.size]
             at += 0 if tensor.inside else tensor.size
             if at > len(data):
@@ -226,7 +226,7 @@ def _bytes(content: int | bytes) -> bytes:
 
 
 @dataclass
-class _Description:
+class _TensorDescription:
     """What the head says of one tensor."""
 
     dtype: int = 0
@@ -238,7 +238,7 @@ class _Description:
     original: bytes = b""
 
     @classmethod
-    def of(cls, data: bytes, names: Mapping[str, int]) -> _Description:
+    def of(cls, data: bytes, names: Mapping[str, int]) -> _TensorDescription:
         """That of one `OpInput` or `OpOutput`."""
         found = cls()
         for number, content in fields_of(data):

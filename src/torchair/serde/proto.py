@@ -227,11 +227,11 @@ def read_graph_def(
 ) -> Graph:
     """The graph of a GraphDef, nodes in file order. `payloads` are attributes `value` that the
     message lacks, by the position of their operator."""
-    return _Reader(message, file, payloads or {}).read(infer)
+    return _MessageReader(message, file, payloads or {}).read(infer)
 
 
 @dataclass
-class _Reader:
+class _MessageReader:
     """One GraphDef on its way to a graph: all nodes first, then all edges."""
 
     message: Any

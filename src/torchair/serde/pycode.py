@@ -40,7 +40,7 @@ def original_text(graph: Graph) -> str:
 
     Ends with what calls do not show: control edges and attributes added to nodes later.
     """
-    program = _Program(graph)
+    program = _DumpProgram(graph)
     for entry in graph.journal:
         if isinstance(entry, str):
             program.comment(entry)
@@ -54,7 +54,7 @@ def original_text(graph: Graph) -> str:
 @unset_fake_temporarily()
 def canonical_text(graph: Graph) -> str:
     """The program of any graph, one line a node; constants stand at their uses."""
-    program = _Program(graph)
+    program = _DumpProgram(graph)
     order = topological(graph.nodes, graph.name)
     # producers first; the NetOutput, which nothing reads, last
     for node in sorted(order, key=lambda n: n.type == "NetOutput" and not n.control_users):
@@ -66,7 +66,7 @@ def canonical_text(graph: Graph) -> str:
     return program.text()
 
 
-class _Program:
+class _DumpProgram:
     """Lines of one dump, with the variables defined so far and what the lines have shown."""
 
     def __init__(self, graph: Graph) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torchair.torch_private.table import Names, feature, required
@@ -51,36 +52,50 @@ NAMES = Names(
 )
 
 
+_compiling: list[tuple[int, bool]] = []
+"""Threads inside of `compiling`, with the flag that each found."""
+
+
 @contextmanager
 def compiling() -> Iterator[None]:
-    """`torch.compiler.is_compiling()` is true inside."""
+    """`torch.compiler.is_compiling()` is true inside, for all threads. The caller holds a lock:
+    one thread at a time is inside."""
     import torch
 
-    before = torch.compiler._is_compiling_flag
+    _compiling.append((get_ident(), torch.compiler._is_compiling_flag))
     torch.compiler._is_compiling_flag = True
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        torch.compiler._is_compiling_flag = _compiling.pop()[1]
 
 
-class NotAsOutlined(RuntimeError):
-    """A graph does something to its arguments that its outline did not."""
+def stop_compiling_of_others() -> None:
+    """In a child of `fork`: threads that were inside of `compiling` do not exist there."""
+    import torch
+
+    while _compiling and _compiling[-1][0] != get_ident():
+        torch.compiler._is_compiling_flag = _compiling.pop()[1]
+
+
+class NotTracedAsExpected(RuntimeError):
+    """A graph writes into its arguments, or its results share memory."""
 
 
 @contextmanager
-def outlined(results: Sequence[Any]) -> Iterator[None]:
+def traced_once(results: Sequence[Any]) -> Iterator[None]:
     """AOTAutograd runs a graph twice: to see what it does to its arguments, and to trace it.
     Inside, the first run is of a function that gives new tensors like `results`. A graph that
     writes into an argument, or whose results share memory with one or with each other, is then
-    found by the second: NotAsOutlined."""
+    found by the second: NotTracedAsExpected. Other threads trace as before. The caller holds a
+    lock: one thread at a time is inside."""
     import torch
 
-    capturing = NAMES.find("aot_autograd")
+    capturing, thread = NAMES.find("aot_autograd"), get_ident()
     collect = capturing.run_functionalized_fw_and_collect_metadata
     capture = capturing.aot_stage1_graph_capture
 
-    def outline(*_: Any) -> list[Any]:
+    def new_tensors(*_: Any) -> list[Any]:
         return [
             torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
             if isinstance(x, torch.Tensor)
@@ -88,14 +103,17 @@ def outlined(results: Sequence[Any]) -> Iterator[None]:
             for x in results
         ]
 
-    def collected(_: Callable[..., Any], **options: Any) -> Any:
-        return collect(outline, **options)
+    def collected(run: Callable[..., Any], **options: Any) -> Any:
+        return collect(new_tensors if get_ident() == thread else run, **options)
 
     def captured(state: Any, run: Callable[..., Any]) -> Any:
+        if get_ident() != thread:
+            return capture(state, run)
+
         @wraps(run)
         def checked(*args: Any) -> Any:
             made = run(*args)
-            _check_outline(args, made)
+            _check_trace(args, made)
             return made
 
         return capture(state, checked)
@@ -109,7 +127,7 @@ def outlined(results: Sequence[Any]) -> Iterator[None]:
         capturing.aot_stage1_graph_capture = capture
 
 
-def _check_outline(args: Sequence[Any], results: Sequence[Any]) -> None:
+def _check_trace(args: Sequence[Any], results: Sequence[Any]) -> None:
     """Both as functional tensors, after the run."""
     import torch
 
@@ -117,10 +135,10 @@ def _check_outline(args: Sequence[Any], results: Sequence[Any]) -> None:
     given: list[Any] = [x for x in args if isinstance(x, torch.Tensor)]
     made = [x for x in results if isinstance(x, torch.Tensor)]
     if any(is_written(x.elem) or is_moved(x.elem) for x in given):
-        raise NotAsOutlined("it writes into an argument")
+        raise NotTracedAsExpected("it writes into an argument")
     places = [storage(x.untyped_storage()) for x in made]
     if len(set(places)) < len(places) or {storage(x.untyped_storage()) for x in given} & {*places}:
-        raise NotAsOutlined("its results share memory")
+        raise NotTracedAsExpected("its results share memory")
 
 
 __getattr__ = NAMES.find

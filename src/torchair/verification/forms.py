@@ -209,7 +209,7 @@ class Wrong:
     inputs: tuple[tuple[str, Any], ...]  # those values, by name
 
 
-class _Found(Exception):
+class _FoundWrong(Exception):
     def __init__(self, wrong: Wrong) -> None:
         super().__init__(wrong.node.name)
         self.wrong = wrong  # torch's interpreter puts a text into `args`
@@ -231,7 +231,7 @@ class LocalCheck(WideGraph):
                 results = self.run(*args)
                 self._check_results(results)
                 self._check_arguments(args)
-        except _Found as found:
+        except _FoundWrong as found:
             return found.wrong
         return None
 
@@ -271,7 +271,7 @@ class LocalCheck(WideGraph):
         sources = output.args[0] if isinstance(output.args[0], list | tuple) else output.args
         if len(made) != len(self._seen.results):
             text = f"{len(self._seen.results)} results instead of {len(made)}"
-            raise _Found(self._wrong(output, judge.no_number(text)))
+            raise _FoundWrong(self._wrong(output, judge.no_number(text)))
         rows = zip(self._seen.results, made, self.results, sources, strict=True)
         for i, (got, eager, truth, source) in enumerate(rows):
             node = source if isinstance(source, fx.Node) else output
@@ -293,7 +293,9 @@ class LocalCheck(WideGraph):
         moves as much by rounding, as the small difference of large numbers does, is right."""
         if self._bits:
             if not judge.same_bits(got, eager):
-                raise _Found(self._wrong(node, judge.no_number("other bits than eager's"), what))
+                raise _FoundWrong(
+                    self._wrong(node, judge.no_number("other bits than eager's"), what)
+                )
             return
         wrong = difference(got, eager, truth)
         if wrong is None:
@@ -302,7 +304,7 @@ class LocalCheck(WideGraph):
         shaken = leaves(judge.run_shaken(found.region, dict(found.inputs)))
         moved = shaken[index] if index < len(shaken) else None
         if not judge.is_explained(wrong, got, eager, truth, moved):
-            raise _Found(found)
+            raise _FoundWrong(found)
 
     def _wrong(self, node: fx.Node, wrong: Difference, what: str = "") -> Wrong:
         """The finding, with the nodes that lie between it and known values."""

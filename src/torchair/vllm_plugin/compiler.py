@@ -16,15 +16,16 @@ from torchair.cacheable import StoredGraph
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.deploy.stored import library_versions, read_private
 from torchair.errors import SerializationError
+from torchair.fx.tracing import without_decomposition
 from torchair.log import logger
 from torchair.runner import GmRunner
 from torchair.store import atomic_write, private_dir
 from torchair.torch_private.aot import (
-    NotAsOutlined,
+    NotTracedAsExpected,
     OutputType,
     TracingContext,
     functorch_config,
-    outlined,
+    traced_once,
 )
 from torchair.torch_private.dynamo import SerializableCallable
 from torchair.vllm_plugin.attention import call_compiled_functions
@@ -170,9 +171,9 @@ def _traced_once(
     if len(tensors) < len(values) or any(t.requires_grad for t in tensors):
         return None
     try:
-        with outlined(tensors):
+        with without_decomposition(), traced_once(tensors):
             return traced()
-    except NotAsOutlined as e:
+    except NotTracedAsExpected as e:
         logger.info("AOTAutograd looks at the graph first: %s", e)
         return None
 

@@ -89,7 +89,10 @@ def _first(request: Callable[[dict[str, Any]], InferCall]) -> Callable[[Op], Tor
 add_row("PromptFlashAttention", lambda op: infer_facts(op)[0], _first(prompt_request))
 add_row("IncreFlashAttention", lambda op: infer_facts(op)[0], _first(step_request))
 add_row(
-    "FusedInferAttentionScore", infer_facts, lambda op: infer_kernel(op, fused_request), beside=True
+    "FusedInferAttentionScore",
+    infer_facts,
+    lambda op: infer_kernel(op, fused_request),
+    extension=True,
 )
 
 

@@ -11,7 +11,7 @@ from torchair.codegen.cuda.jit import Gpu, ptx
 from torchair.codegen.cuda.jobs import Bundle, launches_of
 from torchair.codegen.cuda.run import entry_of
 from torchair.codegen.cuda.target import CudaTarget
-from torchair.engine.plan.lives import place_memory
+from torchair.engine.plan.liveness import place_memory
 from torchair.engine.plan.planner import Planner
 from torchair.engine.plan.records import Plan
 from torchair.engine.units.native_units import NativeUnits

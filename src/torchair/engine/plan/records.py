@@ -144,7 +144,7 @@ class Schedule:
     waits: dict[int, list[int]]  # step: steps of other lanes that must have ended
     first: list[int]  # views that are made before anything runs
     views: dict[int, list[int]]  # step: views of its results, made right after it
-    borrowed: dict[int, list[int]]  # step: slots it reads that torch allocated in another lane
+    other_lanes: dict[int, list[int]]  # step: slots it reads that torch allocated in another lane
 
     @property
     def events(self) -> list[tuple[int, int]]:

@@ -138,8 +138,8 @@ def schedule_of(plan: Plan, lanes: Lanes) -> Schedule:
             maker = made.get(allocation.slot) if allocation.kind == "torch" else None
             (first if maker is None else views.setdefault(maker, [])).append(k)
     _keep_frees(steps, allocation_of, order)
-    borrowed = _borrowed(steps, allocation_of, order, made)
-    return Schedule(lanes_used(lanes, steps), order.steps, order.waits, first, views, borrowed)
+    other_lanes = _from_other_lanes(steps, allocation_of, order, made)
+    return Schedule(lanes_used(lanes, steps), order.steps, order.waits, first, views, other_lanes)
 
 
 def order_of(
@@ -175,7 +175,7 @@ def _memory_needs(
 ) -> list[set[int]]:
     """For each step those that wrote what it touches, or read what it overwrites."""
     log = _Log()
-    lent = _lent(steps, allocation_of)
+    returned_memory = _returned_memory(steps, allocation_of)
     for k, step in enumerate(steps):
         if step.kind == "view":
             log.needs.append(set())
@@ -184,7 +184,7 @@ def _memory_needs(
         read = [
             where(r)
             for allocation in allocations
-            for r in (allocation, *lent.get(allocation.slot, ()))
+            for r in (allocation, *returned_memory.get(allocation.slot, ()))
         ]
         written = [where(allocation_of(s)) for s in step.outs]
         node = step.node
@@ -220,21 +220,25 @@ class _Log:
         self.needs.append(needs)
 
 
-def _lent(steps: Sequence[Step], allocation_of: AllocationOf) -> dict[int, list[Allocation]]:
+def _returned_memory(
+    steps: Sequence[Step], allocation_of: AllocationOf
+) -> dict[int, list[Allocation]]:
     """Memory that what a torch kernel returned may lie in: that of its arguments, but for planned
     memory, which results are copied out of."""
-    lent: dict[int, list[Allocation]] = {}
+    returned_memory: dict[int, list[Allocation]] = {}
     for step in steps:
         if step.kind not in ("call", "late"):
             continue
         allocations = [allocation_of(s) for s in step.reads]
         given = [
-            r for allocation in allocations for r in (allocation, *lent.get(allocation.slot, ()))
+            r
+            for allocation in allocations
+            for r in (allocation, *returned_memory.get(allocation.slot, ()))
         ]
         kept = {r.slot: r for r in given if r.kind not in ("arena", "const")}
         for slot in step.outs:
-            lent[slot] = list(kept.values())
-    return lent
+            returned_memory[slot] = list(kept.values())
+    return returned_memory
 
 
 def _graph_needs(steps: Sequence[Step]) -> list[set[int]]:
@@ -289,7 +293,7 @@ def _keep_frees(steps: Sequence[Step], allocation_of: AllocationOf, order: LaneO
         ]
 
 
-def _borrowed(
+def _from_other_lanes(
     steps: Sequence[Step], allocation_of: AllocationOf, order: LaneOrder, made: Mapping[int, int]
 ) -> dict[int, list[int]]:
     """For each step the slots it reads that a torch kernel allocated in another lane."""

@@ -21,14 +21,14 @@ class Consumed(list[Any]):
 
 
 @dataclass(frozen=True)
-class Lives:
+class LiveRanges:
     """Slots of allocations that are made before each part of a program and that end after it."""
 
     begin: list[list[int]]  # results
     end: list[list[int]]  # inputs
 
     @classmethod
-    def of(cls, plan: Plan, parts: Sequence[Sequence[Step]]) -> Lives:
+    def of(cls, plan: Plan, parts: Sequence[Sequence[Step]]) -> LiveRanges:
         """Those of a program that runs steps part by part."""
         touched = [_allocations(plan, part) for part in parts]
         kept = {a.tied_to for a in plan.allocations}

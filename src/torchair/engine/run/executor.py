@@ -30,7 +30,7 @@ from torchair.engine.plan.records import (
     extent,
     parts_of,
 )
-from torchair.engine.run.consumed import Consumed
+from torchair.engine.run.consumed import Consumed, RunStep
 from torchair.engine.run.memory import (
     ARENA,
     PlaceMemory,
@@ -46,8 +46,6 @@ from torchair.ge.graph import Fact, Value
 from torchair.log import debug_print
 from torchair.operators import Op, row_of
 from torchair.operators.reference import tensor_fact
-
-RunStep = Callable[[list[Any]], None]
 
 
 class Program:
@@ -97,24 +95,24 @@ class Program:
         """One function for each step, one for consecutive native steps together, and one for what
         runs side by side."""
         runs: list[RunStep] = []
-        tell = debug_level() >= 5
-        alone = [[part] for part in parts_of(self.plan.steps, single=tell)]
-        groups = alone if tell else self.plan.groups or alone
+        print_steps = debug_level() >= 5
+        alone = [[part] for part in parts_of(self.plan.steps, single=print_steps)]
+        groups = alone if print_steps else self.plan.groups or alone
         self._groups = [[step for part in group for step in part.steps] for group in groups]
         memory = Memory(self.plan, self.arena.data_ptr(), self._scratch)
         for group in groups:
             self._positions.append(group[0].first)
-            calls = [(p, self._prepared(p, memory, tell)) for p in group]
+            calls = [(p, self._prepared(p, memory, print_steps)) for p in group]
             runs.append(calls[0][1] if len(calls) == 1 else side_by_side(calls, self.plan.streams))
         return runs
 
-    def _prepared(self, part: StepGroup, memory: Memory, tell: bool) -> RunStep:
+    def _prepared(self, part: StepGroup, memory: Memory, print_steps: bool) -> RunStep:
         first = part.steps[0]
         if first.kind != "native":
             return prepared(first, self.arena, self.plan)
         made = self._bound(part.steps, memory, torch.get_num_threads())
         run = made.bind()
-        return with_debug_print(first, run, self.plan) if tell else run
+        return with_debug_print(first, run, self.plan) if print_steps else run
 
     def _bound(self, steps: Sequence[Step], memory: Memory, threads: int) -> NativePart:
         """Consecutive native steps over the memory of this program."""
@@ -208,7 +206,7 @@ def prepared(step: Step, arena: torch.Tensor, plan: Plan) -> RunStep:
         "out": _out, "view": _view, "copy": _copy,
         "call": lambda s: _call(s, arena), "late": lambda s: _late(s, arena),
     }  # fmt: skip
-    run = _settled(step, makers[step.kind](step), plan)
+    run = _restrided(step, makers[step.kind](step), plan)
     if debug_level() >= 5:
         run = with_debug_print(step, run, plan)
     if not step.frees:
@@ -223,7 +221,7 @@ def prepared(step: Step, arena: torch.Tensor, plan: Plan) -> RunStep:
     return run_and_free
 
 
-def _settled(step: Step, run: RunStep, plan: Plan) -> RunStep:
+def _restrided(step: Step, run: RunStep, plan: Plan) -> RunStep:
     """A step of torch whose results native code reads: they get the type and the strides that were
     planned."""
     places = [plan.places.get(s) for s in step.outs]
@@ -235,7 +233,7 @@ def _settled(step: Step, run: RunStep, plan: Plan) -> RunStep:
     if not wanted:
         return run
 
-    def run_and_settle(r: list[Any]) -> None:
+    def run_and_restride(r: list[Any]) -> None:
         run(r)
         for slot, strides, dtype in wanted:
             t = r[slot]
@@ -243,7 +241,7 @@ def _settled(step: Step, run: RunStep, plan: Plan) -> RunStep:
                 made = torch.empty_strided(t.shape, strides, dtype=dtype, device=t.device)
                 r[slot] = made.copy_(t)
 
-    return run_and_settle
+    return run_and_restride
 
 
 def with_debug_print(step: Step, run: RunStep, plan: Plan) -> RunStep:

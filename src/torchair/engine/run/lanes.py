@@ -55,7 +55,7 @@ def bind_lanes(plan: Plan, place: PlaceMemory | None = None, watch: Watch | None
 
 
 @dataclass(slots=True)
-class _Task:
+class _LaneTask:
     """One thing that a lane does."""
 
     run: RunStep
@@ -64,7 +64,7 @@ class _Task:
     step: Step  # to name in errors
     waits: list[Any] = field(default_factory=list)
     posts: list[Any] = field(default_factory=list)
-    borrows: list[int] = field(default_factory=list)  # slots that torch allocated elsewhere
+    other_lanes: list[int] = field(default_factory=list)  # slots that torch allocated elsewhere
 
 
 class LaneProgram(Program, abc.ABC):
@@ -102,7 +102,7 @@ class LaneProgram(Program, abc.ABC):
         return [*(prepared(steps[k], self.arena, self.plan) for k in first), self._go]
 
     @abc.abstractmethod
-    def _arrange(self, tasks: list[list[_Task]], threads: int) -> None:
+    def _arrange(self, tasks: list[list[_LaneTask]], threads: int) -> None:
         """Take over the tasks of each lane, and make their events."""
 
     @abc.abstractmethod
@@ -115,7 +115,7 @@ class LaneProgram(Program, abc.ABC):
             return [[k] for k in self._schedule.steps[lane]]
         return self._schedule.pieces(lane, self.plan.steps)
 
-    def _task(self, piece: list[int], lane: int, threads: int) -> _Task:
+    def _task(self, piece: list[int], lane: int, threads: int) -> _LaneTask:
         steps = [self.plan.steps[k] for k in piece]
         run: RunStep
         if steps[0].kind == "native":
@@ -129,7 +129,7 @@ class LaneProgram(Program, abc.ABC):
             run = runs[0] if len(runs) == 1 else partial(_in_turn, runs)
         if self._recorder is not None:
             run = self._recorder.wrap(run, piece, self._schedule.lanes[lane])
-        return _Task(run, lane, piece, steps[0])
+        return _LaneTask(run, lane, piece, steps[0])
 
 
 def _in_turn(runs: Sequence[RunStep], registers: list[Any]) -> None:
@@ -143,7 +143,7 @@ def _in_turn(runs: Sequence[RunStep], registers: list[Any]) -> None:
 class ThreadLanes(LaneProgram):
     """Lanes on threads: the caller's own takes the first lane, workers take the others."""
 
-    def _arrange(self, tasks: list[list[_Task]], threads: int) -> None:
+    def _arrange(self, tasks: list[list[_LaneTask]], threads: int) -> None:
         self._threads, self._tasks = threads, tasks
         ends = {t.steps[-1]: t for lane in tasks for t in lane}
         begins = {t.steps[0]: t for lane in tasks for t in lane}
@@ -182,15 +182,15 @@ class ThreadLanes(LaneProgram):
             raise failure.error
         raise failure from failure.error
 
-    def _work(self, tasks: Sequence[_Task], registers: list[Any]) -> None:
+    def _work(self, tasks: Sequence[_LaneTask], registers: list[Any]) -> None:
         with limit_threads(self._threads):
             self._walk(tasks, registers)
 
-    def _work_inferring(self, tasks: Sequence[_Task], registers: list[Any]) -> None:
+    def _work_inferring(self, tasks: Sequence[_LaneTask], registers: list[Any]) -> None:
         with torch.inference_mode():
             self._work(tasks, registers)
 
-    def _walk(self, tasks: Sequence[_Task], registers: list[Any]) -> None:
+    def _walk(self, tasks: Sequence[_LaneTask], registers: list[Any]) -> None:
         """A lane from begin to end. Whatever happens, its events fire, so that no lane waits
         forever; after a failure the others stop at their next task."""
         fired = 0
@@ -209,12 +209,12 @@ class ThreadLanes(LaneProgram):
         else:
             self._let_go(tasks[fired:])
 
-    def _stop(self, tasks: Sequence[_Task], at: int, error: BaseException) -> None:
+    def _stop(self, tasks: Sequence[_LaneTask], at: int, error: BaseException) -> None:
         step = error.step if isinstance(error, BadIndex) else tasks[at].step
         self._failure = self._failure or StepFailure(step, error)
         self._let_go(tasks[at:])
 
-    def _let_go(self, tasks: Sequence[_Task]) -> None:
+    def _let_go(self, tasks: Sequence[_LaneTask]) -> None:
         for task in tasks:
             for gate in task.posts:
                 gate.release()
@@ -233,7 +233,7 @@ def _closed() -> LockType:
 class StreamLanes(LaneProgram):
     """Lanes on streams: the caller issues all steps, in the order of the plan."""
 
-    def _arrange(self, tasks: list[list[_Task]], threads: int) -> None:
+    def _arrange(self, tasks: list[list[_LaneTask]], threads: int) -> None:
         self._module: Any = torch.get_device_module(torch.device(self.plan.device))
         self._streams = [
             stream_of(self.plan.device, label) if label else None for label in self._schedule.lanes
@@ -244,9 +244,9 @@ class StreamLanes(LaneProgram):
         for before, k in self._schedule.events:
             by_step[before].posts[:] = [events[before]]
             by_step[k].waits.append(events[before])
-        for k, slots in self._schedule.borrowed.items():
+        for k, slots in self._schedule.other_lanes.items():
             near = [s for s in slots if self.plan.place(s)[0].device == self.plan.device]
-            by_step[k].borrows = near
+            by_step[k].other_lanes = near
         self._fork = self._module.Event()
         self._joins = [(s, self._module.Event()) for s in self._streams if s is not None]
         # slots that torch allocated in a lane and that the caller's stream reads in the end
@@ -279,7 +279,7 @@ class StreamLanes(LaneProgram):
                 now = stream
             for event in task.waits:
                 stream.wait_event(event)
-            for slot in task.borrows:
+            for slot in task.other_lanes:
                 registers[slot].record_stream(stream)
             try:
                 task.run(registers)

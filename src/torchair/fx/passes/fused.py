@@ -37,7 +37,7 @@ def _op(name: str) -> Any:
     return None if packet is None else packet.default
 
 
-class _Results:
+class _NodeResults:
     """The results of a node, as far as they are read one by one."""
 
     def __init__(self, node: fx.Node) -> None:
@@ -67,7 +67,7 @@ def _before(graph: fx.Graph, node: fx.Node, others: Sequence[Any]) -> bool:
     return all(other < node for other in others if isinstance(other, fx.Node))
 
 
-class _Join:
+class _FusedNorm:
     """Puts one call in the place of a norm and what follows it."""
 
     def __init__(self, graph: fx.Graph, norm: fx.Node) -> None:
@@ -75,7 +75,7 @@ class _Join:
         self.x1, self.x2, self.gamma = norm.args[:3]
         self.epsilon: Any = norm.args[3] if len(norm.args) > 3 else 1e-6
         self.epsilon = norm.kwargs.get("epsilon", self.epsilon)
-        self.results = _Results(norm)
+        self.results = _NodeResults(norm)
         self.y = self.results.by_place.get(0)
         self.y_value = None if self.y is None else values.tensor_of(self.y)
 
@@ -112,7 +112,7 @@ def _cast_of(node: fx.Node) -> bool:
     )
 
 
-def _with_cast(join: _Join) -> bool:
+def _with_cast(join: _FusedNorm) -> bool:
     """npu_add_rms_norm, then a cast to float32 -> npu_add_rms_norm_cast"""
     op = _op("npu_add_rms_norm_cast")
     if op is None or join.y is None or join.y_value is None or join.y_value.dtype not in _HALF:
@@ -132,7 +132,7 @@ def _with_cast(join: _Join) -> bool:
     return False
 
 
-def _with_dynamic_quant(join: _Join) -> bool:
+def _with_dynamic_quant(join: _FusedNorm) -> bool:
     """npu_add_rms_norm, then npu_dynamic_quant -> npu_add_rms_norm_dynamic_quant"""
     op = _op("npu_add_rms_norm_dynamic_quant")
     view, quant = _through_view(_only_user(join.y))
@@ -143,7 +143,7 @@ def _with_dynamic_quant(join: _Join) -> bool:
     plain = others.get("quant_mode", "pertoken") == "pertoken" and not any(
         others.get(name) is not None for name in ("group_index", "dst_type", "dst_type_max")
     )
-    results = _Results(quant)
+    results = _NodeResults(quant)
     if not plain or not results.whole or 1 in join.results.by_place:
         return False
     if not _before(join.graph, join.norm, [smooth]) or not _alone(join.norm, view, quant):
@@ -165,7 +165,7 @@ def _with_dynamic_quant(join: _Join) -> bool:
     return True
 
 
-def _with_quant(join: _Join) -> bool:
+def _with_quant(join: _FusedNorm) -> bool:
     """npu_add_rms_norm, then npu_quantize -> npu_add_rms_norm_quant"""
     op = _op("npu_add_rms_norm_quant")
     quant = _only_user(join.y)
@@ -196,7 +196,7 @@ _CAPTURED = (_with_quant,)
 _TURNED_PRODUCT = "transpose_batchmatmul"
 
 
-def _name(pattern: Callable[[_Join], bool]) -> str:
+def _name(pattern: Callable[[_FusedNorm], bool]) -> str:
     return f"add_rms_norm{pattern.__name__}"
 
 
@@ -276,8 +276,8 @@ def _join_product(graph: fx.Graph, last: fx.Node) -> bool:
 _Attempt = tuple[str, fx.Node, Callable[[], bool]]
 
 
-def _with(pattern: Callable[[_Join], bool], graph: fx.Graph, norm: fx.Node) -> bool:
-    return pattern(_Join(graph, norm))
+def _with(pattern: Callable[[_FusedNorm], bool], graph: fx.Graph, norm: fx.Node) -> bool:
+    return pattern(_FusedNorm(graph, norm))
 
 
 def _attempts(graph: fx.Graph, captured: bool) -> list[_Attempt]:

@@ -229,7 +229,7 @@ ENGINE_PASSES = (
     Pass("draw_in_kernels", random.draw_in_kernels, _rewrites, ["NativeDropout"]),
     Pass("remove_dead_code", remove_dead_code, _dead_code),
     Pass("drop_implied_order", ordering.drop_implied_order),
-    Pass("take_lists_apart", lists.take_lists_apart, _rewrites, tuple(OVERLOADS)),
+    Pass("split_tensor_lists", lists.split_tensor_lists, _rewrites, tuple(OVERLOADS)),
     Pass("apply_rules", apply_rules, _rewrites),
     Pass("fold_constants", fold_constants, attrgetter("fold")),
     Pass("split_norm_gradients", forms.split_norm_gradients, _lays_out, ["LayerNormGradV3"]),

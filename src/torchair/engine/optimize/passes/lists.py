@@ -29,7 +29,7 @@ Member = Callable[[list[Value]], Value]
 """The operator of one member, of what the lists have for it."""
 
 
-def take_lists_apart(graph: Graph, state: GraphState) -> None:
+def split_tensor_lists(graph: Graph, state: GraphState) -> None:
     """Foreach* of floats -> the same operators on each member, where several of them follow one
     another."""
     if not state.native or not state.splits_lists:

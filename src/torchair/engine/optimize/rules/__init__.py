@@ -15,7 +15,7 @@ from torchair.extensions import is_loaded, load
 from torchair.ge.rewrite import RuleSet
 
 RULES = RuleSet(LEFTOVERS)
-TAKEN_APART: set[str] = set()
+DECOMPOSED: set[str] = set()
 """Operators for which others are put, all of them with generated code."""
 PATTERNS = RuleSet(
     [
@@ -27,7 +27,7 @@ PATTERNS = RuleSet(
     ]
 )
 
-__all__ = ["PATTERNS", "QUANTISED_PATTERNS", "RULES", "TAKEN_APART", "use_extensions"]
+__all__ = ["PATTERNS", "QUANTISED_PATTERNS", "RULES", "DECOMPOSED", "use_extensions"]
 
 
 def use_extensions() -> None:

@@ -24,7 +24,7 @@ _QUANTISED = "WeightQuantBatchMatmulV2"
 
 
 @dataclass
-class _Weight:
+class _QuantisedWeight:
     """A weight [n, k] as integers with a scale, and perhaps a zero point, for each of `groups`
     pieces of its rows; without scales it is integers alone."""
 
@@ -41,7 +41,7 @@ def _serves(most: int, x: Value) -> bool:
     return most == ANY_ROWS or (len(known) == len(dims) and math.prod(known) <= most)
 
 
-def _product(node: Node, weight: _Weight, scales: Value, most: int) -> Build:
+def _product(node: Node, weight: _QuantisedWeight, scales: Value, most: int) -> Build:
     """Builds the operator instead of a product with a weight that is read transposed; there are
     kernels for `most` rows."""
     x, bias = _fed(node, "x1", "bias")
@@ -158,7 +158,7 @@ def _origin(value: Value) -> Value:
     return rewrite.below(value, "Cast", "Reshape", "Unsqueeze")
 
 
-def _weight_of(product: Node) -> _Weight | None:
+def _weight_of(product: Node) -> _QuantisedWeight | None:
     """The quantised weight of a product, None if its second factor is nothing like one."""
     value, turned = product.inputs["x2"], bool(product.attr("transpose_x2"))
     if not isinstance(value, Value) or product.attr("transpose_x1"):
@@ -172,11 +172,11 @@ def _weight_of(product: Node) -> _Weight | None:
     if not turned:
         return None
     if value.dtype == DataType.DT_INT8:
-        return _Weight(value)
+        return _QuantisedWeight(value)
     return _scaled(value)
 
 
-def _scaled(value: Value) -> _Weight | None:
+def _scaled(value: Value) -> _QuantisedWeight | None:
     """A matrix [n, k] that is a product of integers and scales."""
     dims = value.shape
     body = rewrite.below_cast(operands(value)[0]) if made_by(value, "Reshape") else value
@@ -196,7 +196,7 @@ def _scaled(value: Value) -> _Weight | None:
         if parts[0].dtype not in FLOAT_TYPES:
             raise Mismatch("scales are not floats", parts[0])
         group = dims[1] // groups if groups > 1 else 0
-        return _Weight(integers, parts[0], *parts[1:], group=group)  # type: ignore[misc, arg-type]
+        return _QuantisedWeight(integers, parts[0], *parts[1:], group=group)  # type: ignore[misc, arg-type]
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchair.engine.plan.records import Plan
-from torchair.engine.run.consumed import Lives, between, slots_of
+from torchair.engine.run.consumed import LiveRanges, between, slots_of
 from torchair.engine.run.executor import Program
 from torchair.engine.run.memory import ARENA, PlaceMemory
 from torchair.flags import poisoning
@@ -27,7 +27,7 @@ MOVES = 8
 """How often an arena may be found in another place before the program keeps it."""
 
 
-class BorrowingProgram(Program):
+class TemporaryArenaProgram(Program):
     """A program that has its arena only while it runs."""
 
     def __init__(
@@ -66,14 +66,18 @@ class BorrowingProgram(Program):
 
         super().__init__(self.plan, place, self._given)
         if not poisoning():
-            self._give_lives()
+            self._schedule_allocations()
 
-    def _give_lives(self) -> None:
+    def _schedule_allocations(self) -> None:
         """Make results before the parts that write them, let go of inputs after the last that reads
         them."""
-        lives, slots, makers = Lives.of(self.plan, self._groups), slots_of(self.plan), self._fresh
+        ranges, slots, makers = (
+            LiveRanges.of(self.plan, self._groups),
+            slots_of(self.plan),
+            self._fresh,
+        )
         known = dict(makers)
-        for k, (begin, end) in enumerate(zip(lives.begin, lives.end, strict=True)):
+        for k, (begin, end) in enumerate(zip(ranges.begin, ranges.end, strict=True)):
             made = [(slot, known.pop(slot)) for slot in begin]
             left = [s for slot in end for s in slots[slot]]
             self._runs[k] = between(self._runs[k], made, left)

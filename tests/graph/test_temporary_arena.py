@@ -12,23 +12,25 @@ import torch
 
 import torchair
 from compiling import compiled
-from torchair.engine.run import borrowed
-from torchair.engine.run.borrowed import MOVES, BorrowingProgram
+from torchair.engine.run import temporary_arena
 from torchair.engine.run.native import NativeProgram, ProgramPool
+from torchair.engine.run.temporary_arena import MOVES, TemporaryArenaProgram
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BorrowingProgram]]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TemporaryArenaProgram]]:
     """Programs that were made, all of them of this kind."""
-    found: list[BorrowingProgram] = []
-    first = BorrowingProgram.__init__
+    found: list[TemporaryArenaProgram] = []
+    first = TemporaryArenaProgram.__init__
 
-    def init(self: BorrowingProgram, *args: object) -> None:
+    def init(self: TemporaryArenaProgram, *args: object) -> None:
         found.append(self)
         first(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BorrowingProgram, "__init__", init)
-    monkeypatch.setattr(BorrowingProgram, "suits", staticmethod(lambda plan: plan.arena_size > 0))
+    monkeypatch.setattr(TemporaryArenaProgram, "__init__", init)
+    monkeypatch.setattr(
+        TemporaryArenaProgram, "suits", staticmethod(lambda plan: plan.arena_size > 0)
+    )
     monkeypatch.setattr(NativeProgram, "suits", staticmethod(lambda plan: False))
     torch._dynamo.reset()
     yield found
@@ -41,7 +43,7 @@ def work(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def test_nothing_is_held_between_calls(made: list[BorrowingProgram]) -> None:
+def test_nothing_is_held_between_calls(made: list[TemporaryArenaProgram]) -> None:
     call = compiled(work)
     for seed in range(4):
         torch.manual_seed(seed)
@@ -53,18 +55,18 @@ def test_nothing_is_held_between_calls(made: list[BorrowingProgram]) -> None:
 
 @torch.no_grad()
 def test_an_arena_in_another_place(
-    made: list[BorrowingProgram], monkeypatch: pytest.MonkeyPatch
+    made: list[TemporaryArenaProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program is bound to it, and keeps it in the end."""
     taken: list[torch.Tensor] = []
 
-    def allocated(self: BorrowingProgram) -> torch.Tensor:
+    def allocated(self: TemporaryArenaProgram) -> torch.Tensor:
         taken.append(torch.empty(self.plan.arena_size, dtype=torch.uint8))
         for old in taken[:-1]:
             old.fill_(255)  # belongs to others by now
         return taken[-1]
 
-    monkeypatch.setattr(borrowed.BorrowingProgram, "_allocated", allocated)
+    monkeypatch.setattr(temporary_arena.TemporaryArenaProgram, "_allocated", allocated)
     call = compiled(work)
     for seed in range(MOVES + 4):
         torch.manual_seed(seed)
@@ -90,17 +92,17 @@ class Layers(torch.nn.Module):
 
 
 def test_a_backward_lets_go_of_what_it_has_read(
-    made: list[BorrowingProgram], monkeypatch: pytest.MonkeyPatch
+    made: list[TemporaryArenaProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its parts what the forward has saved ends, and gradients begin: never are all there
     at once."""
     model, x = Layers(6, 96), torch.randn(128, 96)
     static = sum(p.nbytes for p in model.parameters())
-    most: dict[BorrowingProgram, list[int]] = {}
-    give_lives = BorrowingProgram._give_lives
+    most: dict[TemporaryArenaProgram, list[int]] = {}
+    schedule_allocations = TemporaryArenaProgram._schedule_allocations
 
-    def watched(self: BorrowingProgram) -> None:
-        give_lives(self)
+    def watched(self: TemporaryArenaProgram) -> None:
+        schedule_allocations(self)
         kinds = {a.slot: a.kind for a in self.plan.allocations}
 
         def bytes_now(registers: list[Any]) -> int:
@@ -117,7 +119,7 @@ def test_a_backward_lets_go_of_what_it_has_read(
 
         self._runs = [partial(after, run) for run in self._runs]
 
-    monkeypatch.setattr(BorrowingProgram, "_give_lives", watched)
+    monkeypatch.setattr(TemporaryArenaProgram, "_schedule_allocations", watched)
     call = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=False)
     wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     for _ in range(3):
@@ -132,7 +134,7 @@ def test_a_backward_lets_go_of_what_it_has_read(
 
 
 def test_a_backward_that_is_called_twice_keeps_what_was_saved(
-    made: list[BorrowingProgram],
+    made: list[TemporaryArenaProgram],
 ) -> None:
     model, x = Layers(2, 16), torch.randn(32, 16)
     call = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=False)
