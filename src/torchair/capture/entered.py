@@ -17,6 +17,7 @@ import torch
 
 from torchair.capture.native_replay import STREAM, NativeReplay
 from torchair.engine.run.frozen import (
+    BUSY,
     DictEntry,
     Same,
     TensorKept,
@@ -103,7 +104,7 @@ class ReplayEntry:
         """`guard` takes the arguments of the graph, or others where no result is made of them."""
         self.replay, self._makers = graph.replay, graph.makers
         self._finish = graph.outputs.finish
-        self._enter, _ = guard
+        self._enter, self._table = guard
         self._again, self._lock, self._failures = graph.again, lock, graph.failures
         self._stream, self._settled = -1, 0
         self._only = graph.makers[0] if len(graph.makers) == 1 else None
@@ -126,6 +127,7 @@ class ReplayEntry:
 
     def _settle(self) -> None:
         status = self.replay.settle()
+        self._table[BUSY] = 0
         if status < 0:
             self._failures.append(-status)
 

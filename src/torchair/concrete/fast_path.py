@@ -177,7 +177,7 @@ class _Entry(NamedTuple):
     enter: Callable[..., bool | None]
     makers: Sequence[Callable[[], torch.Tensor]]
     order: Sequence[int] | None  # of results, where it is another
-    program: DirectProgram
+    program: DirectProgram  # whose memory the guard has addresses of
     guarded: GuardedEntry
     loaded: LoadedGraph  # which may get memory of the user
 
@@ -208,14 +208,14 @@ class _FastPath:
                 return own.otherwise(args)
             if is_profiling() or is_torch_function_mode_enabled() or speaks(EVENT_LEVEL):
                 return usual(*args)
-            enter, makers, order, program, _, loaded = entry
+            enter, makers, order, _, guarded, loaded = entry
             if loaded.memory is not None:
                 return own.otherwise(args)
             made = [makers[0]()] if len(makers) == 1 else [make() for make in makers]
             done = enter(*args, *made)
             if not done:
                 if done is None:
-                    raise program.failure()
+                    raise guarded.failure()
                 return own.otherwise(args)
             if counted:
                 count([args[k] for k in counted])

@@ -276,7 +276,7 @@ def _direct(
 
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
         if done is None:
-            raise program.failure()
+            raise entry.failure()
         entry.settle()
         return slowly(*args, **kwargs)
 

@@ -264,7 +264,6 @@ go.short:
   call void %driver(ptr %program)
   br label %ran
 ran:
-  store i64 0, ptr %busy.at
   br label %faults.head
 faults.head:
   %f = phi i64 [ 0, %ran ], [ %f.next, %fault ]
@@ -278,7 +277,10 @@ fault:
   br label %faults.head
 faults.done:
   %clean = icmp eq i64 %f.any, 0
-  br i1 %clean, label %yes, label %failed
+  br i1 %clean, label %ended, label %failed
+ended:
+  store i64 0, ptr %busy.at
+  br label %yes
 yes:
   call void %keep(ptr %true)
   ret ptr %true
@@ -331,7 +333,7 @@ ANY = -1
 """A dim or a stride that is not compared."""
 
 BUSY = 1
-"""Word of a table: a call is running its program."""
+"""Word of a table: a call is running its program, or met a bad index that nobody has read yet."""
 
 
 @dataclass(frozen=True)
@@ -418,7 +420,8 @@ def native_guard(
     task: Task | None = None,
 ) -> tuple[Callable[..., bool | None], Table] | None:
     """A function of `length` arguments: False if something is not as expected (or if a call of
-    another thread is inside), else True; None when its program met a bad index. And its table. None
+    another thread is inside), else True; None when its program met a bad index: it takes no call
+    then until `table[BUSY]` is 0. And its table. None
     instead where torch or Python are not as this code expects them."""
     found = known()
     if found is None:

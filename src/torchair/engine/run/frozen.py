@@ -12,6 +12,7 @@ from torchair.codegen.cpu.identity import HITS, Known, contents_address, test_of
 from torchair.codegen.cpu.layouts import refusal
 from torchair.codegen.cpu.native_guard import (
     ANY,
+    BUSY,
     DictEntry,
     Same,
     Task,
@@ -25,6 +26,7 @@ from torchair.engine.run.contents import Contents
 
 __all__ = [
     "ANY",
+    "BUSY",
     "DictEntry",
     "FrozenTensors",
     "Same",

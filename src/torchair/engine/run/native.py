@@ -14,6 +14,7 @@ from torchair.codegen.poison import areas_of, poisoned
 from torchair.codegen.program import Allocation, BadIndex, EnteredPart, Memory
 from torchair.engine.plan.records import OutputSpec, Plan, Step, picker
 from torchair.engine.run.frozen import (
+    BUSY,
     HITS,
     DictEntry,
     FrozenTensors,
@@ -261,13 +262,7 @@ class DirectProgram(NativeProgram):
             task = replace(task, contents=frozen_tensors.contents_test, kept=frozen_tensors)
         watched = [replace(e, version=versions.get(id(e.value), -1)) for e in entries]
         guard = counting_guard(length + len(made), [*held, *known, *made], watched, task)
-        return None if guard is None else GuardedEntry(*guard, frozen_tensors)
-
-    def failure(self) -> Exception:
-        """The error of a run that met a bad index."""
-        step = self._part.faulty()
-        assert step is not None
-        return explain(step, BadIndex(step))
+        return None if guard is None else GuardedEntry(*guard, frozen_tensors, self._part)
 
 
 @dataclass(frozen=True)
@@ -278,6 +273,15 @@ class GuardedEntry:
     """A function of arguments and results: whether it has run; None for a bad index."""
     table: Any
     frozen_tensors: FrozenTensors | None
+    part: EnteredPart
+
+    def failure(self) -> Exception:
+        """The error of a call that met a bad index. Calls of other threads are refused until it is
+        read, so that none takes the error for its own."""
+        step = self.part.faulty()
+        self.table[BUSY] = 0
+        assert step is not None
+        return explain(step, BadIndex(step))
 
     def settle(self) -> int:
         """Take note of the calls so far: frozen tensors were used as often. Gives their number."""
