@@ -113,8 +113,8 @@ class WorkLists:
                     text = f"block {block} of {work.name} stands in the lists {times} times"
                     raise WorkListError(text)
         if found:
-            work, block = next(iter(found))
-            raise WorkListError(f"the lists have block {block} of work {work}, which is none")
+            number, block = next(iter(found))
+            raise WorkListError(f"the lists have block {block} of work {number}, which is none")
         for item in (i for own in self.lists for i in own):
             used = [w.counter for w in item.waits]
             used += [] if item.raises is None else [item.raises]

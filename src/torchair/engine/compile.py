@@ -273,6 +273,7 @@ class GraphCompiler:
             self.tuning.choose(plan)
         self.units.generate(plan.new_natives)
         if isinstance(plan, Plan):
+            plan.super_kernels = self._options.super_kernels
             plan.launches = self.units.target.schedule(plan)
 
     def place(self, plan: Plan | ShapePlan) -> None:
