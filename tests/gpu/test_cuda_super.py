@@ -4,6 +4,7 @@ many, in whatever order blocks and warps go on. A wait that is missing shows."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,16 +36,17 @@ Calls = Sequence[tuple[Tensor, ...]]
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PtxTarget]:
     """One with three multiprocessors instead of the CPU."""
-    yield from a_gpu(monkeypatch, 3)
-
-
-def a_gpu(monkeypatch: pytest.MonkeyPatch, multiprocessors: int) -> Iterator[PtxTarget]:
-    target = PtxTarget(describe((9, 0), multiprocessors))
-    monkeypatch.setitem(TARGETS, "cpu", lambda index: target)
+    target = a_gpu(monkeypatch, 3)
     torch._dynamo.reset()
     with torch.no_grad():
         yield target
     torch._dynamo.reset()
+
+
+def a_gpu(monkeypatch: pytest.MonkeyPatch, multiprocessors: int) -> PtxTarget:
+    target = PtxTarget(describe((9, 0), multiprocessors))
+    monkeypatch.setitem(TARGETS, "cpu", lambda index: target)
+    return target
 
 
 def results(make: Callable[[], nn.Module], calls: Calls, together: bool) -> list[Tensor]:
@@ -93,10 +95,10 @@ def test_an_mlp_is_one_launch(gpu: PtxTarget) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_may_go_on_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for target in a_gpu(monkeypatch, 1):
-        expected = results(mlp, mlp_calls(), False)
-        target.order, target.seed = "random", seed
-        assert same(results(mlp, mlp_calls(), True), expected)
+    target = a_gpu(monkeypatch, 1)
+    expected = results(mlp, mlp_calls(), False)
+    target.order, target.seed = "random", seed
+    assert same(results(mlp, mlp_calls(), True), expected)
 
 
 @pytest.mark.parametrize("bits", [0, 8, 4])
@@ -111,29 +113,29 @@ def test_a_step_of_llama_is_one_launch(bits: int, gpu: PtxTarget) -> None:
 
 
 def test_a_step_of_llama_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    for target in a_gpu(monkeypatch, 1):
-        expected = results(llama, llama_calls()[:1], False)
-        target.order = "random"
-        assert same(results(llama, llama_calls()[:1], True), expected)
+    target = a_gpu(monkeypatch, 1)
+    expected = results(llama, llama_calls()[:1], False)
+    target.order = "random"
+    assert same(results(llama, llama_calls()[:1], True), expected)
 
 
-def test_blocks_of_a_head_meet_in_memory(monkeypatch: pytest.MonkeyPatch, gpu: PtxTarget) -> None:
+def test_blocks_of_a_head_meet_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they would be a cluster in a launch of their own."""
-    for target in a_gpu(monkeypatch, 4):
-        wide = replace(LLAMA, layers=1, context=900)
-        calls = [llama_inputs(wide, 1, 850)]
-        made = lambda: build(Llama, wide).to(torch.bfloat16)  # noqa: E731
-        expected = results(made, calls, False)
-        clusters = []
-        part = target._part
+    target = a_gpu(monkeypatch, 4)
+    config = replace(LLAMA, layers=1, context=900)
+    calls = [llama_inputs(config, 1, 850)]
+    expected = results(lambda: build(Llama, config).to(torch.bfloat16), calls, False)
+    clusters: list[int] = []
+    part = target._part
 
-        def noted(order: Any) -> Any:
-            clusters.append(order.generated.launch.cluster)
-            return part(order)
+    def noted(order: Any) -> Any:
+        clusters.append(order.generated.launch.cluster)
+        return part(order)
 
-        monkeypatch.setattr(target, "_part", noted)
-        assert same(results(made, calls, True), expected)
-        assert max(clusters) > 1
+    monkeypatch.setattr(target, "_part", noted)
+    found = results(lambda: build(Llama, config).to(torch.bfloat16), calls, True)
+    assert same(found, expected)
+    assert max(clusters) > 1
 
 
 @pytest.mark.parametrize("seed", range(2000, 2010))
@@ -195,7 +197,7 @@ def test_lists_that_never_end_are_not_launched(
     gpu.ran.clear()
     assert same(results(mlp, mlp_calls(), True), expected)
     assert not any("super" in name for name in gpu.ran)
-    with pytest.raises(ScopeError, match="waits for counter 0 to reach .* raise 0 times"):
+    with pytest.raises(ScopeError, match=r"waits for counter 0 to reach .* raise 0 times"):
         compiled(in_a_scope, torchair.CompilerConfig())(torch.randn(4, 64), torch.randn(64, 64))
 
 
@@ -238,3 +240,13 @@ def test_a_kernel_whose_blocks_wait_breaks_a_strict_scope(gpu: PtxTarget) -> Non
     text = str(raised.value)
     assert "is launched by itself: its blocks wait for each other" in text
     assert "test_cuda_super.py" in text
+
+
+def test_explain_tells_of_it(gpu: PtxTarget) -> None:
+    """Also the text of the lists is kept."""
+    found = torchair.explain(in_a_scope)(torch.randn(4, 64), torch.randn(64, 64))
+    (text,) = found.graphs[0].super_kernels
+    assert re.fullmatch(
+        r"(\d+) launches of \d+ steps as one: \d+ items on \d+ blocks, \d+ counters", text
+    )
+    assert text in str(found)

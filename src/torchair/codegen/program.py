@@ -414,7 +414,7 @@ class PersistentKernel:
 class ApartStep:
     """A step that was asked for as part of such a kernel and is launched by itself."""
 
-    step: TargetStep
+    step: Any  # of the engine
     reason: str
 
 
