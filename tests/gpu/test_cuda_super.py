@@ -101,6 +101,27 @@ def test_blocks_may_go_on_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatc
     assert same(results(mlp, mlp_calls(), True), expected)
 
 
+def of_many_sizes(x: Tensor, wide: Tensor, narrow: Tensor) -> Tensor:
+    """A row that 1024 threads add up, too long for a prologue, between products of fewer threads,
+    whose blocks stand side by side then."""
+    h = torch.nn.functional.linear(x, wide).softmax(-1)
+    return torch.nn.functional.linear(h, narrow).relu()
+
+
+def test_parts_have_threads_of_their_own(gpu: PtxTarget) -> None:
+    given = (torch.randn(1, 64), torch.randn(12288, 64), torch.randn(8, 12288))
+    found = []
+    for together in (False, True):
+        torch._dynamo.reset()
+        gpu.ran.clear()
+        config = torchair.CompilerConfig()
+        config.experimental_config.super_kernels = together
+        found.append(compiled(of_many_sizes, config)(*given))
+    assert same_bits(*found)
+    (name,) = gpu.ran
+    assert int(name.rpartition("_")[2].split("x")[0]) > 256
+
+
 @pytest.mark.parametrize("bits", [0, 8, 4])
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_of_llama_is_one_launch(bits: int, gpu: PtxTarget) -> None:

@@ -1,6 +1,7 @@
 """The text of a persistent kernel: blocks that stay walk through lists of items.
 
-An item is a block of one of the kernels of a plan, which are functions here. While it runs, the
+An item is a block of one of the kernels of a plan, which are functions here, or several blocks if
+there are threads for as many. While it runs, the
 record of the next item is on its way from memory: which function that is, the counters that it
 waits for, and its words. The function loads what is constant, waits for the counters
 (`GpuWriter.wait`), and goes on. When all of its threads are through, one of them raises the counter
@@ -35,6 +36,7 @@ class SuperEntry(Entry):
     lists begin, of items and of records, how many counters there are, and the sources of words."""
 
     threads: tuple[int, ...] = ()  # of the blocks of each kernel
+    beside: tuple[int, ...] = ()  # blocks of each kernel that an item has, side by side
     asked: tuple[int, ...] = ()  # bytes of shared memory that its launch would be asked for
     sources: int = 0  # behind `NO_SOURCE`
     record: int = 0  # words of a record
@@ -56,6 +58,10 @@ class SuperEntry(Entry):
     def annotations(self) -> list[str]:
         limits = {"maxntidx": self.block, "minctasm": self.resident}
         return [f'!{{ptr @{self.name}, !"{key}", i32 {n}}}' for key, n in limits.items()]
+
+    def beside_of(self, kernel: Kernel) -> int:
+        """Blocks of a kernel that an item has."""
+        return self.beside[[k.entry for k in self.kernels].index(kernel.entry)]
 
     @property
     def words_at(self) -> int:
@@ -142,16 +148,29 @@ class SuperEntry(Entry):
         yield "  br label %loop"
 
     def _kind(self, k: int, kernel: Kernel) -> Iterable[str]:
-        """Run a kernel if the item is one of its blocks, by as many threads as these have."""
-        after = f"kind{k + 1}"
+        """Run a kernel if the item is one of its: blocks of as few threads as they have, one beside
+        the other, each with shared memory and a barrier of its own."""
+        after, beside, threads = f"kind{k + 1}", self.beside[k], self.threads[k]
         yield f"kind{k}:"
         yield f"  %k{k}.is = icmp eq i64 %kind, {k}"
-        yield f"  %k{k}.has = icmp ult i32 %tid, {self.threads[k]}"
-        yield f"  %k{k}.runs = and i1 %k{k}.is, %k{k}.has"
+        yield f"  %k{k}.has = icmp ult i32 %tid, {beside * threads}"
+        yield f"  %k{k}.side = udiv i64 %thread, {threads}"
+        yield f"  %k{k}.thread = urem i64 %thread, {threads}"
+        yield f"  %k{k}.from = mul i64 %number, {beside}"
+        yield f"  %k{k}.number = add i64 %k{k}.from, %k{k}.side"
+        yield f"  %k{k}.there = icmp slt i64 %k{k}.number, %blocks"
+        yield f"  %k{k}.mine = and i1 %k{k}.is, %k{k}.has"
+        yield f"  %k{k}.runs = and i1 %k{k}.mine, %k{k}.there"
         yield f"  br i1 %k{k}.runs, label %run{k}, label %{after}"
         yield f"run{k}:"
-        given = ["i64 %number", "i64 %blocks", "ptr addrspace(3) @ENTRY_asked"]
-        given += [f"i64 {kernel.room}", "ptr addrspace(3) %record", f"i32 {self.threads[k]}"]
+        yield f"  %k{k}.far = mul i64 %k{k}.side, {shared_bytes(kernel.room, self.asked[k])}"
+        room = f"%k{k}.room"
+        yield f"  {room} = getelementptr i8, ptr addrspace(3) @ENTRY_asked, i64 %k{k}.far"
+        yield f"  %k{k}.short = trunc i64 %k{k}.side to i32"
+        yield f"  %k{k}.barrier = add i32 %k{k}.short, 1"
+        given = [f"i64 %k{k}.number", "i64 %blocks", f"ptr addrspace(3) {room}"]
+        given += [f"i64 {kernel.room}", "ptr addrspace(3) %record", f"i32 {threads}"]
+        given += [f"i64 %k{k}.thread", f"i32 %k{k}.barrier"]
         for j, kind in enumerate(kernel.words.values()):
             yield f"  %k{k}.p{j} = {_at('%record', str(self.words_at + j))}"
             yield f"  %k{k}.i{j} = load i64, ptr addrspace(3) %k{k}.p{j}"
@@ -211,6 +230,11 @@ class SuperEntry(Entry):
         yield f"  store i64 {t}.sum, ptr addrspace(3) {t}.to"
         yield f"  br label {t}.done"
         yield f"{tag}.done:"
+
+
+def shared_bytes(room: int, asked: int) -> int:
+    """Of shared memory that a block of a kernel has: its own, and what its launch would ask for."""
+    return -(-(room + asked) // 16) * 16
 
 
 def _at(start: str, number: str) -> str:

@@ -27,6 +27,7 @@ from torchair.codegen.cuda.super_entry import (
     NO_SOURCE,
     ROOM,
     SuperEntry,
+    shared_bytes,
 )
 from torchair.codegen.program import (
     SIZES_AT,
@@ -47,6 +48,8 @@ _REGISTERS = 65536  # of a multiprocessor
 _BLOCK_SHARED = 1024  # bytes of shared memory that the system has in each block
 _MOST_SOURCES = 400  # a kernel has 4096 bytes of parameters
 _ALIGN = 256
+_MOST_THREADS = 1024
+_MOST_BESIDE = 15  # a block has 16 barriers, of which one is for all of its threads
 
 Generate = Callable[[KernelOrder], Generated]
 """Makes the part of a persistent kernel that computes what an order does."""
@@ -63,6 +66,7 @@ class SuperKernel:
     lists: WorkLists
     entry: SuperEntry
     slots: tuple[int, ...]  # whose addresses each call gives, by their numbers among the sources
+    blocks_of: tuple[int, ...]  # of each job
     rooms: tuple[int, ...]  # where each job has its scratch memory
     scratch: int
     """Bytes of scratch memory; what is zero when it begins is zero at its end."""
@@ -134,7 +138,7 @@ class SuperKernel:
             item = items[k]
             # the first counter counts blocks that end
             raises = (0, NO_SOURCE) if item.raises is None else (4 + 4 * item.raises, ROOM)
-            head = [(kinds[part.kernel.entry], NO_SOURCE), (self.lists.works[k].blocks, NO_SOURCE)]
+            head = [(kinds[part.kernel.entry], NO_SOURCE), (self.blocks_of[k], NO_SOURCE)]
             pairs = [*head, raises, (len(item.waits), NO_SOURCE)]
             for wait in item.waits:
                 pairs += [(4 + 4 * wait.counter, ROOM), (wait.count, NO_SOURCE)]
@@ -248,7 +252,10 @@ class SuperKernels:
         needs = needs_of([self._touched(job) for job in jobs])
         entry = self._entry(parts, max(map(len, needs)), ROOM + len(slots))
         blocks = entry.resident * self.gpu.multiprocessors
-        works = [self._work(*x, blocks) for x in zip(jobs, parts, needs, strict=True)]
+        counts = [self._blocks(j, p, entry, blocks) for j, p in zip(jobs, parts, strict=True)]
+        works = [
+            self._work(*x, entry, blocks) for x in zip(jobs, parts, needs, counts, strict=True)
+        ]
         lists = work_lists(works, blocks)
         lists.check()
         sizes = [4 * (1 + lists.counters), *(p.scratch for p in parts)]
@@ -261,6 +268,7 @@ class SuperKernels:
             lists,
             entry,
             slots,
+            tuple(counts),
             tuple(rooms),
             end,
         )
@@ -279,33 +287,52 @@ class SuperKernels:
 
         return placed(job.reads), placed(job.writes)
 
-    def _work(self, job: Job, part: Generated, needs: tuple[int, ...], blocks: int) -> Work:
-        """A job for the lists. A product or a loop walks on by the grid: it has no more blocks than
-        there are. Whatever depends on the number of blocks keeps it."""
-        launch = part.launch
-        assert launch is not None
+    def _blocks(self, job: Job, part: Generated, entry: SuperEntry, blocks: int) -> int:
+        """Of a job. A product or a loop walks on by the grid: it has no more than there are at
+        once. Whatever depends on their number keeps it."""
+        launch = _launch(part)
         if not launch.scratch and not isinstance(job.order.request, Attention):
-            launch = replace(launch, most=min(launch.most or blocks, blocks))
+            most = blocks * entry.beside_of(part.kernel)
+            launch = replace(launch, most=min(launch.most or most, most))
         numbers = dict(enumerate(self.steps[job.steps[0]].code.numbers, SIZES_AT))
-        count = launch.blocks(numbers.__getitem__)
+        return launch.blocks(numbers.__getitem__)
+
+    def _work(
+        self,
+        job: Job,
+        part: Generated,
+        needs: tuple[int, ...],
+        count: int,
+        entry: SuperEntry,
+        blocks: int,
+    ) -> Work:
+        """A job for the lists; the work of a whole device is shared by all items at once."""
+        items = -(-count // entry.beside_of(part.kernel))
         work = sum(self.steps[k].code.work for k in job.steps)
         name = job.kernel.entry.rpartition("_")[0]
-        return Work(name, count, needs, work / -(-count // blocks))
+        return Work(name, items, needs, work / -(-items // blocks))
 
     def _entry(self, parts: Sequence[Generated], waits: int, sources: int) -> SuperEntry:
-        """The kernel: as many threads as the largest part has, and as many blocks as the one has
-        room for that needs most."""
+        """The kernel: as many blocks as there can be of the part that needs most registers, if they
+        have the threads of the largest part, and as many threads as these blocks have room for."""
         made = {p.kernel.entry: p for p in parts}
         kernels, launches = zip(*((p.kernel, _launch(p)) for p in made.values()), strict=True)
         record = FIRST_WAIT + 2 * waits + max(len(k.words) for k in kernels)
-        block = max(-(-record // WARP) * WARP, *(launch.block for launch in launches))
-        room = max(k.room + launch.shared for k, launch in zip(kernels, launches, strict=True))
-        static = 8 * (2 * record + 1 + sources) + 32
-        if room + static > MOST_SHARED or block > 1024:
-            raise Declined(f"{room + static} bytes of shared memory, {block} threads")
+        largest = max(-(-record // WARP) * WARP, *(launch.block for launch in launches))
         held = [launch.resident * launch.block for launch in launches if launch.resident]
         threads = min([self.gpu.threads, *held])
-        resident = min(threads // block, MOST_SHARED // (room + static + _BLOCK_SHARED))
+        resident = max(1, threads // largest)
+        block = min(max(largest, threads // resident // WARP * WARP), _MOST_THREADS)
+        static = 8 * (2 * record + 1 + sources) + 32
+        sizes = [shared_bytes(k.room, x.shared) for k, x in zip(kernels, launches, strict=True)]
+        beside = tuple(
+            min(block // launch.block, _MOST_BESIDE, (MOST_SHARED - static) // max(size, 1))
+            for launch, size in zip(launches, sizes, strict=True)
+        )
+        if not all(beside):
+            raise Declined(f"{max(sizes)} bytes of shared memory, {largest} threads")
+        room = max(side * size for side, size in zip(beside, sizes, strict=True))
+        resident = min(resident, MOST_SHARED // (room + static + _BLOCK_SHARED))
         return SuperEntry(
             kernels,
             block,
@@ -313,6 +340,7 @@ class SuperKernels:
             True,
             room,
             threads=tuple(launch.block for launch in launches),
+            beside=beside,
             asked=tuple(launch.shared for launch in launches),
             sources=sources,
             record=record,

@@ -15,9 +15,18 @@ _REGISTERS = "llvm.nvvm.read.ptx.sreg"
 _BYTES = {"i8": 1, "i32": 4, "float": 4, "i64": 8, "double": 8, "i128": 16}
 ALONE = ("i64 %block", "i64 %blocks")
 """Parameters of a kernel before its words."""
-PART = (*ALONE, "ptr addrspace(3) %room", "i64 %asked", "ptr addrspace(3) %item", "i32 %threads")
+PART = (
+    *ALONE,
+    "ptr addrspace(3) %room",
+    "i64 %asked",
+    "ptr addrspace(3) %item",
+    "i32 %threads",
+    "i64 %thread",
+    "i32 %barrier",
+)
 """Those of a part of a persistent kernel: also its shared memory, where in it that begins which a
-launch would be asked for, the record of the item, and the threads of a block."""
+launch would be asked for, the record of the item, the threads of a block of this part, the number
+of this one among them, and that of their barrier."""
 
 
 class GpuWriter(KernelWriter):
@@ -71,6 +80,8 @@ class GpuWriter(KernelWriter):
 
     def thread(self) -> str:
         """The number of this thread in its block, an i64."""
+        if self.gpu.persistent:
+            return "%thread"
         return self._special("tid.x")
 
     def block_number(self) -> str:
@@ -91,7 +102,8 @@ class GpuWriter(KernelWriter):
         """Wait for all threads of the block; what they wrote to shared memory is there then. A
         persistent kernel may have more threads than this part of it."""
         if self.gpu.persistent:
-            self.assembly("bar.sync 1, $0;", "void", "r,~{memory}", ("i32", "%threads"))
+            code, given = '"bar.sync $0, $1;", "r,r,~{memory}"', "i32 %barrier, i32 %threads"
+            self.do(f"call void asm sideeffect {code}({given}) convergent")
             return
         self.call("void", "llvm.nvvm.barrier0")
 
