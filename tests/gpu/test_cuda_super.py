@@ -273,3 +273,34 @@ def test_explain_tells_of_it(gpu: PtxTarget) -> None:
         r"(\d+) launches of \d+ steps as one: \d+ items on \d+ blocks, \d+ counters", text
     )
     assert text in str(found)
+
+
+# ---- on a GPU
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
+@pytest.mark.parametrize("name", ["mlp", "llama", "llama of 8 bits", "llama of 4 bits"])
+@pytest.mark.filterwarnings("ignore")
+def test_one_launch_has_the_bits_of_many(name: str, mode: str) -> None:
+    """Fifty calls in turn: counters are zero each time, and replays take new addresses."""
+    bits = int(name.split()[2]) if "bits" in name else 0
+    made = mlp() if name == "mlp" else llama(bits)
+    calls = mlp_calls() if name == "mlp" else llama_calls()
+    model = made.cuda()
+    found = []
+    for together in (False, True):
+        torch._dynamo.reset()
+        config = torchair.CompilerConfig()
+        config.mode = mode
+        config.experimental_config.super_kernels = together
+        fast = compiled(copy.deepcopy(model), config, dynamic=False)
+        found.append([fast(*(x.cuda() for x in call)).clone() for call in calls * 25])
+    assert same(found[1], found[0])
+
+
+@pytest.mark.cuda
+def test_scopes_are_one_launch_on_a_gpu() -> None:
+    x, w = torch.randn(4, 64, device="cuda"), torch.randn(64, 64, device="cuda")
+    told = torchair.explain(in_a_scope)(x, w)
+    assert len(told.graphs[0].super_kernels) == 1
