@@ -280,8 +280,8 @@ def test_fresh_config(config: CompilerConfig) -> None:
 
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
     # 71 of the original, the hidden directory of the summary, strict_converters, native_code,
-    # kernel_cache, super_kernels and tuned_kernels, three that only npugraph_ex had, four of capture that are
-    # ours, the timeline and the report, strict, and numerics.
+    # kernel_cache, super_kernels and tuned_kernels, three that only npugraph_ex had, four of
+    # capture that are ours, the timeline and the report, strict, and numerics.
     assert len(list(leaves(config))) == 71 + 1 + 5 + 3 + 4 + 2 + 1 + 1 + 1
 
 
