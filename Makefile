@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: aarch64 avx2 modules nnsmith outside strict help setup demo check test lint matrix dist api bench conformance fuzz generate golden hardship soak timm trainers serve vllm llama-cpp test-cuda bench-gpu test-browser clean
+.PHONY: aarch64 avx2 modules nnsmith outside strict help setup demo check test lint matrix dist api bench conformance fuzz generate golden hardship soak timm trainers serve vllm llama-cpp test-cuda gpu-slice bench-gpu test-browser clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -173,6 +173,9 @@ test-browser: setup  ## the report in Chromium, which must be in the PATH; `make
 
 test-cuda:  ## tests that need a CUDA device in JOBS processes, with $(PYTHON) as it is; CUDA="--only nest" for some
 	$(PYTHON) tests/tools/gpu_tests.py $(if $(JOBS),--jobs $(JOBS)) $(CUDA)
+
+gpu-slice:  ## what an NVIDIA GPU has to show in less than nine minutes, with $(PYTHON) as it is; SLICE="--from 5" for the rest
+	$(PYTHON) tests/tools/gpu_slice.py $(SLICE)
 
 bench-gpu:  ## an NVIDIA GPU with $(PYTHON) as it is: kernels against torch's, then whole models; about an hour with inductor
 	for table in reductions gpu_matmul gpu_attention gpu; do PYTHONPATH=src $(PYTHON) bench/$$table.py || exit 1; done

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import itertools
 import threading
 import weakref
@@ -27,7 +28,9 @@ from tolerance import assert_close, double_copy, tensors, to_double
 from torchair import ge
 from torchair.capture import base, exchange
 from torchair.capture.cuda import Accelerator, DeviceSubstrate
-from torchair.capture.exchange import ALIGNED, ExchangedRecording, Recorded, StandIns
+from torchair.capture.entered import ReplayEntry
+from torchair.capture.exchange import ExchangedRecording, Recorded, StandIns
+from torchair.capture.native_replay import ALIGNED
 from torchair.capture.rehearsal import EngineWalk
 from torchair.capture.updates import Updates
 from torchair.codegen.cuda.driver import DriverError
@@ -308,7 +311,7 @@ def test_arguments_of_the_first_call_are_not_kept(monkeypatch: pytest.MonkeyPatc
     """Another capture, where the driver refuses an exchange, has arguments of its own."""
     captures = substrate(monkeypatch, torch.Generator())
     monkeypatch.setattr(exchange, "recorded", lambda *given: None)
-    monkeypatch.setattr(exchange, "ExchangedRecording", lambda *given: given[-1])
+    monkeypatch.setattr(exchange, "ExchangedRecording", lambda *given: given[-2])
     monkeypatch.setattr(captures, "_memory_for", lambda options: None)
     monkeypatch.setattr(captures, "_record_once", lambda walk, request: request)
     x = torch.ones(4)
@@ -341,7 +344,8 @@ def test_arguments_that_no_kernel_shows_are_copied(monkeypatch: pytest.MonkeyPat
     walk = Walk(lambda: [data(0, 8)], lambda: None)
     made: Any = captures._record_exchanging(walk, request)
     assert asked == [3, 2]
-    *_, moving, (feed,), _ = made
+    *_, moving, (feed,), _, faults = made
+    assert faults is None, "an entry would not copy them"
     assert moving == [0, 2]
     targets = [memory.inputs[1]]
     feed([torch.zeros(4), torch.full((3,), 7.0), torch.zeros(2)])
@@ -637,3 +641,60 @@ def test_attention_in_training_is_replayed_where_its_arguments_are(rate: float) 
         assert p.grad is not None and q.grad is not None and p.grad.norm() > 0
         if not rate:
             torch.testing.assert_close(p.grad, q.grad, atol=1e-4, rtol=1e-3)
+
+
+def served() -> int:
+    """Calls that entries have served."""
+    return sum(o.calls for o in gc.get_objects() if type(o) is ReplayEntry)
+
+
+def without_dynamo(model: nn.Module) -> Callable[..., Any]:
+    return torchair.compile(model, on_gpu(64, 256))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", [*MODES, "torchair.compile"])
+@torch.no_grad()
+def test_calls_that_are_alike_are_one_native_call(mode: str) -> None:
+    """At other addresses, on another stream, from other threads, and beside odd ones."""
+    fresh()
+    model = Layers()
+    fast = MODES[mode](model) if mode in MODES else without_dynamo(model)
+    for _ in range(8):
+        fast(on_gpu(64, 256))
+    before, kept = served(), list[Any]()
+    for _ in range(10):
+        x = on_gpu(64, 256)
+        kept.append((x, fast(x)))
+    assert served() == before + 10
+    odd = on_gpu(65 * 256)[1 : 1 + 64 * 256].view(64, 256)
+    kept.append((odd, fast(odd)))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = on_gpu(64, 256)
+        kept += [(x, fast(x)) for _ in range(3)]
+        torch.cuda.current_stream().synchronize()
+    kept += [(x, fast(x)) for x, _ in kept[:3]]
+    for x, got in kept:
+        judge(model, (x,), got)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_a_caller_that_records_gets_operators_where_a_graph_is_there_already(mode: str) -> None:
+    fresh()
+    fast = MODES[mode](lambda x: x * 2 + 1)
+    x, side = on_gpu(64, 256), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # the stream of the recording has been replayed on
+        for _ in range(8):
+            fast(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        y = fast(x)
+    for value in (2.0, 3.0):
+        x.fill_(value)
+        graph.replay()
+        equal(y, torch.full_like(x, 2 * value + 1))
+        equal(fast(x), y)

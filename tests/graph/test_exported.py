@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.export import Dim, ExportedProgram, export
@@ -201,6 +203,21 @@ def test_errors_name_the_argument_and_what_the_export_allows(tmp_path: Path) -> 
             call(*rows(4))
 
 
+def test_the_command_checks_what_the_export_allows(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "model.air"
+    write_program(program_of(CASES["nested"]), path)
+    names = [p.name for p in torchair.load(path).inputs]
+    for count, status in ((4, 0), (65, 2)):
+        given = []
+        leaves = pytree.tree_leaves((rows(count), torch.randn(4)))
+        for name, x in zip(names, leaves, strict=True):
+            np.save(tmp_path / f"{name}.npy", x.numpy())
+            given += ["--input", f"{name}={tmp_path / name}.npy"]
+        assert cli.main(["run-air", str(path), *given]) == status
+    told = capsys.readouterr()
+    assert "<= 64" in told.err and told.out.count("first call") == 1
+
+
 def test_a_pt2_file_is_loaded_and_one_that_others_may_write_is_refused(tmp_path: Path) -> None:
     program, path = program_of(CASES["plain"]), tmp_path / "model.pt2"
     torch.export.save(program, path)
@@ -216,13 +233,25 @@ def test_a_pt2_file_is_loaded_and_one_that_others_may_write_is_refused(tmp_path:
     assert not (tmp_path / "no.air").exists()
 
 
-def test_damaged_archives_are_one_error(tmp_path: Path, capsys: Any) -> None:
+def test_damaged_archives_are_one_error(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.pt2"
     torch.export.save(program_of(CASES["plain"]), path)
     data = path.read_bytes()
+    assert cli.main(["export", str(path), "-o", str(tmp_path / "model.txt")]) == 2
+    assert not (tmp_path / "model.txt").exists()
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(SerializationError, match="not a program of"):
-        torchair.load(path)
+    logged = logging.Handler()
+    monkeypatch.setattr(logged, "emit", lambda record: pytest.fail(record.getMessage()))
+    log = logging.getLogger("torch.export")
+    log.addHandler(logged)
+    try:
+        with pytest.raises(SerializationError, match=r"not a program of.*failed finding"):
+            torchair.load(path)
+    finally:
+        log.removeHandler(logged)
+    assert not log.filters
     assert cli.main(["export", str(path)]) == 2
     assert cli.main(["export", str(tmp_path / "missing.pt2")]) == 2
     told = capsys.readouterr().err

@@ -376,16 +376,16 @@ def test_results_made_of_other_tensors_are_still_made_of_them(paths):
 def usual(monkeypatch):
     """Calls of captured graphs that AOTAutograd's wrapper has taken."""
     taken = []
-    make = fast_path._entering
+    make = fast_path._Entering
 
-    def entering(wrapped, run, counted):
+    def entering(wrapped, *given):
         def noted(*args):
             taken.append(len(args))
             return wrapped(*args)
 
-        return make(noted, run, counted)
+        return make(noted, *given)
 
-    monkeypatch.setattr(fast_path, "_entering", entering)
+    monkeypatch.setattr(fast_path, "_Entering", entering)
     return taken
 
 

@@ -3,12 +3,16 @@ second run checks it."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
 
 from torchair.backend import compile_with_aot
 from torchair.configs.compiler_config import CompilerConfig
+from torchair.fx.size_arithmetic import remembered_sizes
 from torchair.torch_private.aot import NotAsOutlined, outlined
 
 
@@ -83,3 +87,33 @@ def test_other_graphs_are_found_out(fn):
     assert all(torch.equal(x, y) for x, y in zip(args, kept, strict=True))
     for found, wanted in zip(compiled(fn, False, *args), fn(*kept), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def branches(x, y):
+    z = torch.cat([x, y]).reshape(-1, 2 * x.shape[1])
+    if x.shape[0] + y.shape[0] > 12:
+        z = z * 2
+    return z.transpose(0, 1).contiguous(), z.numel() - x.shape[0]
+
+
+def test_sizes_computed_once_leave_results_and_guards_as_they_were():
+    """Also while Dynamo traces, as the plug-in for vLLM does."""
+    graphs = []
+
+    def run(around):
+        torch._dynamo.reset()
+        count, found = CompileCounter(), []
+        for rows in (4, 6, 8, 4, 10):
+            x, y = torch.arange(rows * 3.0).view(rows, 3), torch.ones(rows, 3)
+            with around():
+                plain = torch.compile(branches, backend=count, dynamic=True)(x, y)
+                ours = torch.compile(branches, backend="torchair", dynamic=True)(x, y)
+            for a, b, expected in zip(plain, ours, branches(x, y), strict=True):
+                torch.testing.assert_close(a, expected)
+                torch.testing.assert_close(b, expected)
+                found.append(a)
+        graphs.append(count.frame_count)
+        return found
+
+    torch.testing.assert_close(run(remembered_sizes), run(nullcontext))
+    assert graphs == [2, 2]

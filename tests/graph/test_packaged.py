@@ -196,10 +196,12 @@ def test_damaged_packages_are_refused(folder: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_packaged_is_told(folder: Path, tmp_path: Path, capsys: Any) -> None:
     given = ["package", str(folder / "model.pt2"), "-o", str(tmp_path / "made.air")]
     assert cli.main([*given, "--cpu", "pentium"]) == 2
+    assert cli.main([*given, "--cpu", ""]) == 2
     assert cli.main([*given, "--cpu", "x86-64-v3", "--gpu", "sm_90"]) == 2
     assert cli.main(["package", str(folder / "dynamic.air"), *given[2:]]) == 2
     told = capsys.readouterr().err
     assert "known are x86-64-v2" in told and "fixed sizes" in told and "package already" in told
+    assert "at least one processor" in told
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match=r"no code for x86-64-v4.avx512vnni"):
         torchair.load(folder / "fixed.air", trust=True, processor="x86-64-v4+avx512vnni")

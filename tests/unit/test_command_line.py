@@ -84,6 +84,9 @@ def test_missing_programs_are_one_error(
     shown = capsys.readouterr()
     assert shown.err == f"torchair {command}: can't open file 'missing.py': no such file\n"
     assert not shown.out and os.listdir() == [broken.name]
+    for folder in (".", ""):
+        assert main([command, folder]) == 2
+        assert "it is a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["trace", "verify", "report"])

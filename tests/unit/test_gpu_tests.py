@@ -35,6 +35,31 @@ def test_files_that_are_named_are_there():
     assert {task.file for task in gpu_tests.tasks("cuda_nest")} == {"gpu/test_cuda_nest.py"}
 
 
+def test_slices_are_all_of_it_and_disjoint():
+    files = [
+        {task.file for task in gpu_tests.tasks(",".join(words))}
+        for words in gpu_tests.SLICES.values()
+    ]
+    assert set().union(*files) == {task.file for task in gpu_tests.tasks("")}
+    assert sum(map(len, files)) == len(set().union(*files))
+
+
+@pytest.mark.parametrize("ending", ["os._exit(134)", "time.sleep(600)"])
+def test_what_comes_after_a_test_that_ended_a_process_runs_too(tmp_path, monkeypatch, ending):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_some.py").write_text(
+        f"import os, time\ndef test_a(): pass\ndef test_b(): {ending}\ndef test_c(): assert 0\n"
+    )
+    monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_tests, "PATHS", (str(TESTS / "tools"),))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k test_")
+    todo = [gpu_tests.Task("test_some.py", 0, 1, cases=True)]
+    first, second = gpu_tests.run(todo, 1, tmp_path, (), hang=6 if "sleep" in ending else 60)
+    assert "test_b" in first.failures[0][1] and dict(first.counts) == {"passed": 1}
+    assert dict(second.counts) == {"failed": 1} and "test_c" in second.failures[0][0]
+    assert todo == [first, second]
+
+
 def test_a_failure_is_told_and_counted(tmp_path, monkeypatch):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_some.py").write_text(
@@ -70,6 +95,7 @@ def test_a_process_that_waits_for_ever_is_stopped(tmp_path, monkeypatch):
         task.results.write_text(rows)
         (tmp_path / "results.txt").write_text("")
         task.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        task.round = gpu_tests.ROUNDS
 
     monkeypatch.setattr(task, "start", start)
     assert list(gpu_tests.run([task], 1, tmp_path, (), limit=0)) == [task]

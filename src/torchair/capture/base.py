@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -29,6 +29,9 @@ from torchair.engine.run.frozen import FrozenTensors
 from torchair.errors import InputError
 from torchair.torch_private.functions import foreach_copy, neg_view
 from torchair.torch_private.tensors import empty_strided_cuda
+
+if TYPE_CHECKING:
+    from torchair.capture.entered import Enterable, ReplayEntry
 
 Forward = Callable[..., Sequence[Any]]
 """The graph as a function of its arguments; it may update arguments and what it computed."""
@@ -172,6 +175,17 @@ class Recording(abc.ABC):
         """One call, in a way that a profiler sees its kernels."""
         return self.call(args, hold)
 
+    def enterable(self) -> Enterable | None:
+        """What native calls of the graph need; None where there are none."""
+        return None
+
+    def enter_by(self, entry: ReplayEntry) -> None:  # noqa: B027
+        """Such calls come by this entry from now on, which ends with the graph."""
+
+    def used(self) -> bool:
+        """Whether such calls were served since this was asked."""
+        return False
+
     def write_back(self, args: Sequence[Any]) -> None:  # noqa: B027  (most have nothing to do)
         """Bring updated arguments back to the caller's, where the graph has copies of its own."""
 
@@ -250,6 +264,7 @@ class Copied:
         """Groups that are `written` by the graph itself to what `make` gives first, in the order of
         these: they are not copied."""
         self._written = list(written)
+        self.reads_arguments = False  # for results that are views of them; known with `makers`
         self._make: list[Callable[[], torch.Tensor]] | None = None
         self._made: list[torch.Tensor] | None = None
 
@@ -260,10 +275,7 @@ class Copied:
 
     def make(self, recording: PooledRecording) -> list[torch.Tensor]:
         """Memory for the results of a call, before it is replayed."""
-        if self._make is None:
-            self._prepare(recording)
-            assert self._make is not None
-        self._made = [make() for make in self._make]
+        self._made = [make() for make in self.makers(recording)]
         return self._made
 
     def drop(self) -> None:
@@ -274,6 +286,17 @@ class Copied:
         """Results of the call that has just run."""
         made = self._made if self._made is not None else self.make(recording)
         self._made = None
+        return self.finish(made, args)
+
+    def makers(self, recording: PooledRecording) -> list[Callable[[], torch.Tensor]]:
+        """Functions that allocate what `finish` takes."""
+        if self._make is None:
+            self._prepare(recording)
+        assert self._make is not None
+        return self._make
+
+    def finish(self, made: list[torch.Tensor], args: Sequence[Any]) -> tuple[Any, ...]:
+        """Results of the call that has just run, in memory that was made for it."""
         if len(self._from) == 1:
             made[-1].copy_(self._from[0], non_blocking=True)
         elif self._from:
@@ -308,6 +331,7 @@ class Copied:
             self._make.append(_empty_like(made, storage.device))
             if copied:
                 self._from.append(_tensor(storage, made, begin))
+        self.reads_arguments = any(isinstance(s, OfArgument) for s in recording.sources)
         self._plain = list(recording.sources) == whole  # each result is what was made, in order
         self._tensors = [parts[source] for source in pooled]
         self._readers = [_reader(s, pooled) for s in recording.sources]

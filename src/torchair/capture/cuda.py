@@ -32,7 +32,7 @@ import torch
 from torchair.capture import base, exchange
 from torchair.capture.rehearsal import EngineWalk, GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
-from torchair.codegen.cuda.driver import DriverError, enter_context
+from torchair.codegen.cuda.driver import DriverError, enter_context, has_context
 from torchair.engine.plan.records import extent, picker
 from torchair.engine.run.native import same_as
 from torchair.errors import CaptureError, InputError
@@ -336,8 +336,9 @@ class DeviceSubstrate(base.Substrate):
         if copied:
             feed = Inputs(copied, list(copies.values()), request).feed
             before.append(torch.no_grad()(feed))
+        faults = None if copied else walk.faults()
         return exchange.ExchangedRecording(
-            made, memory, self._order, request, moving, before, again
+            made, memory, self._order, request, moving, before, again, faults
         )
 
     def _moving(self, request: base.ToCapture) -> list[int]:
@@ -405,6 +406,7 @@ class StreamOrder:
         self._last: int | None = None
         self._stream: Any = None
         self._by_driver = accelerator.kind == "cuda"
+        self._is_recorded = accelerator.function("isCurrentStreamCapturing")
 
     def enter(self) -> int:
         """Work of the current stream now comes after all replays before. Gives that stream as the
@@ -416,6 +418,14 @@ class StreamOrder:
             self._switch(current)
         return current
 
+    def again(self) -> int | None:
+        """That stream where nothing is to be prepared: replays came to it before, this thread may
+        use functions of the driver, its device is the current one, and nobody records."""
+        if not has_context() or self._index_of_current() != self._device.index:
+            return None
+        current: int = self._current(self._device.index)
+        return None if current != self._last or self._is_recorded() else current
+
     def on_device(self, launch: Callable[[int], None], stream: int) -> None:
         """Launch on a stream of this device: the default streams of all have one number."""
         if self._index_of_current() == self._device.index:
@@ -424,8 +434,10 @@ class StreamOrder:
             launch(stream)
 
     def _switch(self, current: int) -> None:
+        if self._module.is_current_stream_capturing():
+            return  # nothing runs now, and the next replay comes after the last one that ran
         stream = self._module.current_stream(self._device)
-        if self._stream is not None and not self._module.is_current_stream_capturing():
+        if self._stream is not None:
             stream.wait_stream(self._stream)
         self._last, self._stream = current, stream
 

@@ -16,6 +16,7 @@ memory of the graph all the same if it
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair.capture import base
+from torchair.capture.entered import Enterable, ReplayEntry
+from torchair.capture.native_replay import ALIGNED, FIXED, FREE, LOOKED_AT, Argument, NativeReplay
 from torchair.codegen.cuda.driver import DriverError
 from torchair.codegen.cuda.graphs import ExecutableGraph, MovedMemory, RecordedNode, moved, nodes_of
 from torchair.engine.plan.records import extent, picker
 from torchair.engine.run.executor import once
+from torchair.engine.run.frozen import reads_natively
 from torchair.engine.run.native import same_as
 from torchair.fallbacks import Fallback, note
 from torchair.torch_private.functions import foreach_copy
@@ -34,8 +38,6 @@ from torchair.torch_private.functions import foreach_copy
 if TYPE_CHECKING:
     from torchair.capture.cuda import Accelerator, PoolOwner, ResultForms, StreamOrder
 
-ALIGNED = 256
-"""Bytes. Kernels were chosen for addresses that are multiples of it."""
 _SHIFT = 512 * 1025  # bytes between the two places of the first piece
 _STEP = 512  # further apart are those of the next one: distances between pieces vary, too
 _GAP = 4096  # bytes between pieces: the end of one is not the begin of the next
@@ -163,9 +165,11 @@ class ExchangedRecording(base.PooledRecording):
         moving: Sequence[int],
         checks: Sequence[Callable[[Sequence[Any]], None]],
         again: Callable[[Sequence[Any]], base.Recording],
+        faults: Sequence[torch.Tensor] | None = (),
     ) -> None:
         """`moving` are the arguments that the first pieces are; `checks` come before a launch;
-        `again` captures with copies, for the case that the driver refuses an exchange."""
+        `again` captures with copies, for the case that the driver refuses an exchange. `faults` are
+        words that are zero where the checks find nothing, None if these do more."""
         super().__init__(False)
         self.outputs = base.Copied(made.groups)
         self.sources, self._places = made.found.sources, made.found.places
@@ -182,12 +186,17 @@ class ExchangedRecording(base.PooledRecording):
         ]
         self._device = memory.device
         updated = [request.args[i] for i in request.kinds.mutated]
+        self._kinds, self._faults = request.kinds, faults
         self._updated = [(t.data_ptr(), t.data_ptr() + span(t)) for t in updated]
         self._private: dict[int, torch.Tensor] = {}
         self._always = {k for k in range(len(examples)) if self._copy_wins(k)}
         self._copied: list[int] = []  # arguments that calls like the last one copy
         self._seen: list[int] = []  # addresses of arguments in the last call,
-        self._bound = [0] * len(made.sizes)  # of all pieces in the graph
+        count, places = len(made.sizes), [t.data_ptr() for t in updated]
+        self._bound = (ctypes.c_int64 * (count + len(updated)))(*[0] * count, *places)
+        """Addresses of all pieces in the graph; behind them those of what it updates."""
+        self._entries: list[ReplayEntry] = []
+        self._failures: list[int] = []  # of these
         self._stream = 0
         self._instead: base.Recording | None = None
         self._hold_unused()
@@ -206,7 +215,7 @@ class ExchangedRecording(base.PooledRecording):
         results = range(len(self._moving), len(self._made.sizes))
         unused = [n for n in results if n not in self._made.groups.values()]
         made = {n: torch.UntypedStorage(self._made.sizes[n], device=self._device) for n in unused}
-        self._unused = list(made.values())
+        self._unused = made
         self._exchange([(n, storage.data_ptr()) for n, storage in made.items()])
 
     # ---- one call ----
@@ -223,7 +232,9 @@ class ExchangedRecording(base.PooledRecording):
             odd = self._checked(args)
         addresses = list(map(_address, sources))
         try:
-            if odd or addresses != self._seen:
+            if self._failures:
+                self._forget()
+            if odd or self._entries or addresses != self._seen:
                 self._bind(addresses, odd)
             self._bind_results()
         except DriverError as e:
@@ -293,11 +304,51 @@ class ExchangedRecording(base.PooledRecording):
     def _give_up(self, error: DriverError, args: Sequence[Any]) -> None:
         """The driver refuses new addresses: from now on another capture serves, with copies. Should
         that fail, it is unknown which kernels have the new ones."""
-        self._seen, self._bound = [], [0] * len(self._bound)
+        self._forget()
+        self._close()
         note(Fallback.REPLAY_COPIES, f"{self._name} copies arguments and results", error)
         self.outputs.drop()
         self._instead = self._again(args)
         self._instead.feed(args)
+
+    def _forget(self) -> None:
+        """It is unknown which addresses are in the graph, but for those that stay."""
+        self._seen = []
+        self._failures.clear()
+        for piece in {*range(len(self._made.sizes))} - self._unused.keys():
+            self._bound[piece] = 0
+
+    # ---- the same as one native call ----
+
+    def enterable(self) -> Enterable | None:
+        graph = self._made.run.table()
+        enters = self._instead is None and self._faults is not None and reads_natively()
+        if graph is None or not enters:
+            return None
+        count, fixed = len(self._moving), self._kinds.mutated
+        pieces = [Argument(size, FREE) for size in self._made.sizes]
+        for k, size in enumerate(self._made.sizes[:count]):
+            copy = _address(self._copy_of(k)) if k in self._always else 0
+            pieces[k] = Argument(size, FREE if copy else LOOKED_AT, copy)
+        pieces += [Argument(0, FIXED) for _ in fixed]
+        faults = [(_address(t), t.numel()) for t in self._faults or ()]
+        replay = NativeReplay(graph, pieces, self._bound, self._updated, faults, self._made.run)
+        results, makers = list(self._made.groups.values()), self.outputs.makers(self)
+        arguments = (self._moving, fixed, self._kinds.parameters)
+        again, failures = self._order.again, self._failures
+        return Enterable(replay, *arguments, results, self.outputs, makers, again, failures)
+
+    def enter_by(self, entry: ReplayEntry) -> None:
+        self._close()  # another one: there is none for each thread
+        self._entries = [entry]
+
+    def used(self) -> bool:
+        return any([entry.used() for entry in self._entries])
+
+    def _close(self) -> None:
+        for entry in self._entries:
+            entry.close()
+        self._entries = []
 
     def replay(self) -> None:
         if self._instead is not None:
@@ -319,4 +370,5 @@ class ExchangedRecording(base.PooledRecording):
     def reset(self) -> None:
         if self._instead is not None:
             self._instead.reset()
+        self._close()
         super().reset()

@@ -20,6 +20,7 @@ from torch import fx
 from torchair.capture import base
 from torchair.capture.cpu import EngineSubstrate
 from torchair.capture.cuda import DeviceSubstrate
+from torchair.capture.entered import Enterable, Guard, ReplayEntry, guard_of
 from torchair.capture.keys import KeyMaker, Raw
 from torchair.capture.tape import TapeSubstrate
 from torchair.capture.updates import Updates
@@ -203,6 +204,32 @@ class AclGraph:
             meta = self._ready(list(args))
             return None if meta is None else meta.key
 
+    def entry(
+        self,
+        args: Sequence[Any],
+        guard: Callable[[Enterable], Guard | None] | None = None,
+    ) -> ReplayEntry | None:
+        """Calls like this one, which was served before, as one native call; None where there is
+        none. `guard` makes one of other arguments than these."""
+        with self._lock:
+            if self.fallen_back or self.options.force_recapture:
+                return None
+            meta = self._latest.get(self._rest(args))
+            numbers = self._keys.numbers(args)
+            if meta is None or meta.limits is not None or numbers is None:
+                return None
+            if meta.serves is None or not meta.serves(args):
+                return None
+            found = meta.recording.enterable()
+            if found is None or (guard is not None and found.outputs.reads_arguments):
+                return None
+            made = guard_of(found, args, numbers) if guard is None else guard(found)
+            if made is None:
+                return None
+            entry = ReplayEntry(found, made, self._lock)
+            meta.recording.enter_by(entry)
+            return entry
+
     # The parts of a call under the original's names, for a key that `compile` gave.
 
     def process_input(self, graph_key: str, *args: Any) -> None:
@@ -233,7 +260,14 @@ class AclGraph:
     # ---- which graph ----
 
     def _ready(self, args: Sequence[Any]) -> GraphMeta | None:
-        """The captured graph for a call, None when calls run eagerly."""
+        """The captured graph for a call, None when it runs eagerly: also where its caller is being
+        captured, and replays of that are not ordered with ours."""
+        meta = self._captured_for(args)
+        if meta is None or not self.substrate.busy():
+            return meta
+        return None
+
+    def _captured_for(self, args: Sequence[Any]) -> GraphMeta | None:
         if self.fallen_back:
             return None
         latest = self._latest.get(self._rest(args))
@@ -362,6 +396,9 @@ class AclGraph:
         if self.options.evict:
             if old is None:
                 self.substrate.finish()  # a replay of what is forgotten may be under way
+                for meta in list(self.captured.values()):
+                    if meta.recording.used():  # by calls that nobody has told us of
+                        self.captured.move_to_end(meta.key)
                 self._drop(next(iter(self.captured.values())))
             return True
         limit = _LIMITS[speaking() is npugraph_ex_logger]

@@ -18,7 +18,7 @@ from torchair.capture.base import ArgumentKinds
 from torchair.codegen.cpu.identity import Known, test_of
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import picker
-from torchair.engine.run.frozen import FrozenTensors
+from torchair.engine.run.frozen import FrozenTensors, Same
 from torchair.engine.run.native import same_as
 from torchair.torch_private import tensors
 
@@ -122,6 +122,11 @@ class KeyMaker:
     def parameters(self, args: Sequence[Any]) -> list[Any]:
         """The parameters of a call if they are frozen, to recognise them by."""
         return [args[i] for i in self._parameters] if self._frozen else []
+
+    def numbers(self, args: Sequence[Any]) -> list[Same] | None:
+        """The numbers of a call, for native guards; None where one is a tensor."""
+        found = [Same(i, args[i]) for i, number in self._entries if number]
+        return None if any(isinstance(s.value, torch.Tensor) for s in found) else found
 
     def text(self, args: Sequence[Any], full: bool = False) -> str:
         """The key of a call as it is logged; `full` tells models with frozen parameters apart."""

@@ -344,6 +344,10 @@ class EngineWalk:
         scratch = [x.scratch for x in self._launches if x.scratch is not None]
         return [*self._constants, *scratch, *(x.faults for x in self._launches)]
 
+    def faults(self) -> list[torch.Tensor]:
+        """Words that tell of bad indices; all are zero where `checks` find nothing."""
+        return [x.faults for x in self._launches if len(x.faults)]
+
     def checks(self) -> list[Callable[[Sequence[Any]], None]]:
         """What is to be asked before a replay: whether an earlier one met a bad index."""
         launches = [x for x in self._launches if len(x.faults)]

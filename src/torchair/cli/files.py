@@ -22,6 +22,8 @@ from torchair.serde import read_graph, write_graph
 from torchair.tools import compare_dumps
 from torchair.verification import card, roofline
 
+_MODEL_FILES = (".air", ".om")
+
 
 def compare(options: argparse.Namespace) -> int:
     """`torchair compare`: 1 if something diverges."""
@@ -127,6 +129,8 @@ def export(options: argparse.Namespace) -> int:
     if source.suffix != ".pt2":
         print(write_graph(read_graph(source, infer), target, target.suffix.removeprefix(".")))
         return 0
+    if target.suffix not in _MODEL_FILES:
+        raise CommandError(f"{target}: a program is written as one of {', '.join(_MODEL_FILES)}")
     print(write_program(read_program(options.program, options.trust), target))
     return 0
 

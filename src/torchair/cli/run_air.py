@@ -37,6 +37,7 @@ def run_air(options: argparse.Namespace) -> int:
             print(f"{word} {k}: {port}")
     if options.input or not model.inputs:
         tensors = _tensors(model, options.input, options.device)
+        model.check(tensors)
         _run(model, tensors, options.output, options.repeat)
     return 0
 

@@ -46,7 +46,7 @@ class TunedKernel:
     usual: float  # microseconds without this choice
 
 
-class DamagedFile(Exception):
+class DamagedFile(ValueError):
     """A file that holds no results of tuning."""
 
 

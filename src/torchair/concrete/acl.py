@@ -68,6 +68,11 @@ class AclConcreteGraph(ConcreteGraph):
         self._info = describe(gm, name, static, self._options)
 
     @property
+    def captured(self) -> AclGraph:
+        """What is replayed."""
+        return self.graph
+
+    @property
     def fx_graph(self) -> fx.GraphModule:
         """The FX graph as it is now, under the name that the original has for it."""
         return self.forward
@@ -234,6 +239,11 @@ class ReplayedGraph(ConcreteGraph):
         self._replay = AclGraph(fx_forward=lambda *args: graph.enter(args), config=self.OPTIONS)
         self._replay.load(info, lambda args: substrate_for(args, graph, None, Updates()))
         self._streams = streams_of(graph.device.name)
+
+    @property
+    def captured(self) -> AclGraph:
+        """What is replayed."""
+        return self._replay
 
     @staticmethod
     def suits(graph: GraphCall) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchair.capture.entered import ReplayEntry
 from torchair.codegen.streams import HOST
 from torchair.concrete.acl import AclConcreteGraph, ReplayedGraph
 from torchair.concrete.ge import GeConcreteGraph
@@ -27,6 +28,7 @@ from torchair.errors import InputError
 from torchair.log import EVENT_LEVEL, logger
 from torchair.torch_private.aot import TracingContext
 from torchair.torch_private.dispatch import (
+    is_any_autocast_enabled,
     is_torch_function_mode_enabled,
     is_traceable_wrapper_subclass,
 )
@@ -103,7 +105,7 @@ def quickened(
     if not made.flat or not made.is_bare(count) or not made.leaves_nothing:
         return usual
     if isinstance(graph, AclConcreteGraph | ReplayedGraph):
-        return update_wrapper(_entering(usual, around(graph.run), made.counted), usual)
+        return update_wrapper(_Entering(usual, graph, around, made.counted).caller(), usual)
     if not isinstance(graph, GeConcreteGraph) or graph.device.name != HOST:
         return usual
     if not graph.plain or graph.graph.is_dynamic:
@@ -111,23 +113,60 @@ def quickened(
     return update_wrapper(_FastPath(usual, graph, made.counted).caller(), usual)
 
 
-def _entering(
-    usual: Callable[..., Any], run: Callable[..., Any], counted: Sequence[int]
-) -> Callable[..., Any]:
+class _Entering:
     """Calls of a captured graph, which compares its arguments itself: without the wrapper, where
-    that has no mode to set."""
-    count, gradients = torch.autograd.graph.increment_version, torch.is_grad_enabled
-    autocast = torch.is_autocast_enabled
+    that has no mode to set, and as one native call, where calls are alike."""
 
-    def call(*args: Any) -> Any:
-        if gradients() or autocast("cuda") or autocast("cpu"):
-            return usual(*args)
-        results = run(list(args))
-        if counted:
-            count([args[k] for k in counted])
-        return results
+    def __init__(
+        self,
+        usual: Callable[..., Any],
+        graph: AclConcreteGraph | ReplayedGraph,
+        around: Callable[[Callable[..., Any]], Callable[..., Any]],
+        counted: Sequence[int],
+    ) -> None:
+        """`counted` are arguments whose versions a call increments."""
+        self._usual, self._captured, self._counted = usual, graph.captured, counted
+        self._run, self._speaks = around(graph.run), around(logger.isEnabledFor)
+        self._graph = graph
+        self._calls, self._patience = 0, FIRST
+        self._seen = 0  # calls that the entry had served when it refused one
+        self._entry: ReplayEntry | None = None
 
-    return call
+    def caller(self) -> Callable[..., Any]:
+        """The function that Dynamo calls."""
+        own, usual, run, speaks = self, self._usual, self._run, self._speaks
+        count, gradients = torch.autograd.graph.increment_version, torch.is_grad_enabled
+        counted = self._counted
+
+        def call(*args: Any) -> Any:
+            if gradients() or is_any_autocast_enabled():
+                return usual(*args)
+            entry = own._entry
+            quiet = entry is None or speaks(EVENT_LEVEL) or is_profiling()
+            results = None
+            if entry is not None and not quiet and not is_torch_function_mode_enabled():
+                results = entry(args)
+            if results is None:
+                results = run(list(args))
+                own.note(args)
+            if counted:
+                count([args[k] for k in counted])
+            return results
+
+        return call
+
+    def note(self, args: Sequence[Any]) -> None:
+        """After a usual call. The entry is made anew after some in a row that it refused."""
+        entry = self._entry
+        calls = 0 if entry is None else entry.calls
+        self._calls = self._calls + 1 if calls == self._seen else 1
+        self._seen = calls
+        if self._calls < self._patience:
+            return
+        self._entry, self._seen, served = None, 0, calls >= _SERVED
+        self._calls, self._patience = 0, FIRST if served else min(2 * self._patience, LONGEST)
+        if not self._graph.replaced:
+            self._entry = self._captured.entry(list(args))
 
 
 class _Entry(NamedTuple):

@@ -44,6 +44,8 @@ from torchair.trace import start_debug_log
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+    from torchair.capture import AclGraph
+    from torchair.capture.entered import Enterable, Guard, ReplayEntry
     from torchair.engine.session import GraphSummary, TorchNpuGraph
 
 
@@ -187,6 +189,9 @@ class Version:
             return None
         self._calls, self._patience = 0, min(2 * self._patience, _LONGEST)
         graph = self._graph
+        captured = getattr(graph, "captured", None)
+        if captured is not None:
+            return self._replaying(captured, flat, slowly)
         if not getattr(graph, "plain", False):  # inputs are arguments as they are, results new
             return None
         inputs = graph.collect(self._arguments(flat))
@@ -210,6 +215,49 @@ class Version:
             made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
         self._made = made
         return made
+
+    def _replaying(
+        self, captured: AclGraph, flat: Sequence[Any], slowly: Callable[..., Any]
+    ) -> Callable[..., Any] | None:
+        """The same of a graph that is replayed."""
+        count, tensors = len(self.state.tensors), self._traced.tensors
+        positions = [*[-1] * count, *tensors]
+        args, records = self._arguments(flat), self._guards.records(flat)
+
+        def guard(graph: Enterable) -> Guard | None:
+            return graph.guard_of_call(args, positions, records, self.state.entries())
+
+        entry = captured.entry(args, guard)
+        if entry is None:
+            return None
+        made = _replayed(entry, self._finish, slowly, self._recast, self._updated())
+        self._patience = _PATIENCE
+        if self._traced.written and tensors:
+            made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
+        self._made = made
+        return made
+
+
+def _replayed(
+    entry: ReplayEntry,
+    finish: Callable[[Sequence[Any]], Any],
+    slowly: Callable[..., Any],
+    recast: Callable[[], bool],
+    updated: Callable[[Sequence[Any]], list[torch.Tensor]] | None,
+) -> Callable[..., Any]:
+    """The whole call of a graph that is replayed, as of `_direct`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or recast() or is_profiling():
+            return slowly(*args, **kwargs)
+        results = entry(args)
+        if results is None:
+            return slowly(*args, **kwargs)
+        if updated is not None:
+            increment_version(updated(args))
+        return finish(results)
+
+    return call
 
 
 def _direct(

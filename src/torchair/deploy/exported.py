@@ -7,6 +7,7 @@ errors that name the argument. Within that, calls that the first graph does not 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -278,15 +279,36 @@ def read_program(path: FilePath, trust: bool = False) -> ExportedProgram:
     others may have written is refused, unless the caller trusts it."""
     if not trust:
         _check_owner(Path(path))
+    held = _HeldErrors()
+    log = logging.getLogger(torch.export.__name__)
+    log.addFilter(held)
     try:
         return torch.export.load(path)
     except OSError as error:
         raise SerializationError(f"cannot read the file: {error.strerror}", file=path) from error
     except Exception as error:  # whatever pickle, zipfile, json and torch make of damaged bytes
-        reason = str(error).partition("\n")[0]
+        reason = str(held.first or error).partition("\n")[0].partition(". ")[0]
         raise SerializationError(
             f"this is not a program of torch.export: {reason}", file=path
         ) from error
+    finally:
+        log.removeFilter(held)
+
+
+class _HeldErrors(logging.Filter):
+    """torch logs the traceback of what is wrong with an archive, and then reads it as an older
+    format. The traceback is held back: it is the reason if that fails, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: BaseException | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record has no traceback."""
+        if not record.exc_info:
+            return True
+        self.first = self.first or record.exc_info[1]
+        return False
 
 
 def load_program(

@@ -106,6 +106,12 @@ class Loaded:
             return self._build(results, given)
         return results[0] if len(results) == 1 else results
 
+    def check(self, tensors: Sequence[Any]) -> None:
+        """InputError where arguments in the order of `inputs` are not those that the model was
+        exported for."""
+        if self._checked is not None:
+            self._checked.check_leaves(dict(zip(self._call.paths, tensors, strict=True)))
+
     def flat(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Results for arguments in the order of `inputs`. An argument that does not fit is named
         as in the model, whatever it is called in the graph."""
@@ -179,6 +185,14 @@ class _Checked:
                 flat.append(spec.value)
             else:
                 flat.append(_reach(given, path))
+        self._compare(flat)
+
+    def check_leaves(self, leaves: Mapping[tuple[str | int, ...], Any]) -> None:
+        """The same for tensors by their paths, with the constants of the export."""
+        known = zip(self.guards.specs, self.paths, strict=True)
+        self._compare([s.value if isinstance(s, ValueSpec) else leaves[p] for s, p in known])
+
+    def _compare(self, flat: Sequence[Any]) -> None:
         if not self.guards.check(flat):
             error = self.guards.mismatch(flat)
             assert error is not None

@@ -56,6 +56,8 @@ def package(
     path = Path(path)
     secret = None if key is None else key_in(key)
     processors = [processor_named(name) for name in dict.fromkeys(cpu)]
+    if not processors and not gpu:
+        raise GraphError("a package has code for at least one processor (cpu) or GPU (gpu)")
     private_dir(path.parent)
     with tempfile.TemporaryDirectory(prefix=".torchair-", dir=path.parent) as folder:
         source = _model_file(model, Path(folder) / "model.air", trust)

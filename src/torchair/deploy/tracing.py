@@ -22,7 +22,7 @@ from torchair.deploy.guards import Expected, Spec, Traced, TraceError, ValueSpec
 from torchair.deploy.tensor_refs import TensorRef, look
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
-from torchair.fx.tracing import without_decomposition
+from torchair.fx.tracing import traced_for_us
 from torchair.log import logger, spoken_by
 from torchair.ops.hcom import traced_collectives
 from torchair.pipeline import NpuFxCompiler
@@ -256,7 +256,7 @@ def _compiled(
     sizes = switches.patch(backed_size_oblivious=from_zero)
     with (
         sizes,
-        without_decomposition(),
+        traced_for_us(),
         context,
         torch.no_grad(),
         compiling(),

@@ -9,6 +9,10 @@ NAMES = Names(
     {
         "functions": required("torch.utils._sympy.functions", "symbolic sizes"),
         "FloorDiv": required("torch.utils._sympy.functions:FloorDiv", "symbolic sizes"),
+        "SymNode": required("torch.fx.experimental.sym_node:SymNode", "symbolic sizes"),
+        "get_proxy_mode": required(
+            "torch.fx.experimental.proxy_tensor:get_proxy_mode", "symbolic sizes"
+        ),
         "PythonPrinter": required(
             "torch.utils._sympy.printers:PythonPrinter", "symbolic sizes in files and guards"
         ),

@@ -6,6 +6,7 @@ import gc
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from torchair.fx.size_arithmetic import remembered_sizes
 from torchair.garbage import no_garbage_collection
 from torchair.vllm_plugin.platform import is_ours
 
@@ -27,7 +28,7 @@ class TorchairCpuWorker(CPUWorker):
 
     def determine_available_memory(self) -> int:
         gc.freeze()  # vLLM has just collected
-        with no_garbage_collection():
+        with no_garbage_collection(), remembered_sizes():
             found = self._available_memory()
         gc.freeze()  # and again
         return found

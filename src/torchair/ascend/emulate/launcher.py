@@ -47,6 +47,8 @@ def existing(script: str) -> Path:
     path = Path(script)
     if not path.exists():
         raise CommandError(f"can't open file {script!r}: no such file")
+    if path.is_dir():
+        raise CommandError(f"can't open file {script!r}: it is a folder")
     return path
 
 

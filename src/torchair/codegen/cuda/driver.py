@@ -81,6 +81,11 @@ def enter_context() -> None:
     _thread.has_context = True
 
 
+def has_context() -> bool:
+    """Whether the calling thread was given one."""
+    return _thread.has_context
+
+
 class GpuLibrary:
     """Kernels of one GPU. A text is compiled once."""
 

@@ -82,6 +82,18 @@ class Patch(NamedTuple):
     half: Half = ""
 
 
+class GraphTable(NamedTuple):
+    """A graph that runs, as addresses for native code that exchanges and launches."""
+
+    exec: int
+    launch: int  # functions of the driver
+    memcpy: int
+    patches: list[list[tuple[int, int, int, int]]]
+    """By piece: where to write, bytes to add, whether the low half alone, node."""
+    nodes: dict[int, tuple[int, int, int, int]]
+    """Setter, handle, arguments, and a context where the setter takes one."""
+
+
 def nodes_of(graph: int) -> list[RecordedNode]:
     """The nodes of a recorded graph in the order of recording; DriverError for a kind of node whose
     contents cannot be read."""
@@ -282,7 +294,7 @@ class ExecutableGraph:
             made = (ctypes.byref(self._exec), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
             check(known.cuGraphInstantiateWithFlags(*made), "a graph")
             self._destroy = known.cuGraphExecDestroy
-        self._launch = known.cuGraphLaunch
+        self._launch, self._driver = known.cuGraphLaunch, known
         self._enter = enter_context
         setters = {
             _KERNEL: (known.cuGraphExecKernelNodeSetParams_v2, ()),
@@ -290,6 +302,7 @@ class ExecutableGraph:
             _MEMSET: (known.cuGraphExecMemsetNodeSetParams, (context,)),
         }
         self._set: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        self._params: dict[int, Any] = {}
         self._held = [nodes[n] for n in {p.node for p in patches}]
         self._words: list[list[tuple[Any, int, int, int, int]]] = [[] for _ in range(pieces)]
         for p in patches:
@@ -297,6 +310,7 @@ class ExecutableGraph:
             setter, more = setters[node.kind]
             given = (self._exec, ctypes.c_void_p(node.handle), ctypes.byref(node.params), *more)
             self._set[p.node] = setter, given
+            self._params[p.node] = node.params
             self._words[p.piece].append((*_word(node.buffer, p), p.offset, p.node))
 
     def readers(self, piece: int) -> int:
@@ -316,6 +330,25 @@ class ExecutableGraph:
             if code:
                 check(code, f"new arguments for node {node}")
 
+    def table(self) -> GraphTable | None:
+        """The same for native code, which must keep this object; None where torch launches."""
+        if self._replay is not None:
+            return None
+        nodes = {}
+        for number, (setter, (_, handle, _, *context)) in self._set.items():
+            params = ctypes.addressof(self._params[number])
+            of_node = context[0].value or 0 if context else 0
+            nodes[number] = (_address_of(setter), handle.value or 0, params, of_node)
+        patches = [
+            [
+                (ctypes.addressof(buffer) + index * _SIZES[mask], offset, int(mask == _LOW), node)
+                for buffer, index, mask, offset, node in words
+            ]
+            for words in self._words
+        ]
+        functions = _address_of(self._launch), _address_of(self._driver.cuMemcpyDtoDAsync_v2)
+        return GraphTable(self._exec.value or 0, *functions, patches, nodes)
+
     def launch(self, stream: int) -> None:
         """Run it on a stream, which is the current one."""
         if self._replay is not None:
@@ -329,6 +362,13 @@ class ExecutableGraph:
             with suppress(RuntimeError):  # where the driver has ended before the process
                 self._enter()  # this may be any thread: that of an autograd engine, say
                 self._destroy(self._exec)
+
+
+_SIZES = {2**64 - 1: 8, _LOW: 4}  # bytes that a mask writes
+
+
+def _address_of(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _word(buffer: Any, patch: Patch) -> tuple[Any, int, int]:

@@ -249,6 +249,7 @@ class Launches(NativePart):
     def call(self) -> Callable[[list[int]], None]:
         patches, calls, index = self._patches, self._calls, self._library.index
         stream_of = cuda.current_raw_stream
+        device_of_thread = cuda.device_function(cuda.bindings, "cuda", "getDevice")
         check = self.check if len(self.faults) else None
 
         def run(addresses: list[int]) -> None:
@@ -257,6 +258,12 @@ class Launches(NativePart):
             for words, position, source, offset in patches:
                 words[position] = addresses[source] + offset
             enter_context()
+            if device_of_thread() == index:
+                return launch()
+            with torch.cuda.device(index):  # kernels and streams belong to the context of theirs
+                launch()
+
+        def launch() -> None:
             stream = stream_of(index)
             for call in calls:
                 call(stream)

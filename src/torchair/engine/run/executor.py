@@ -390,6 +390,7 @@ def side_by_side(
                 call(r)
             return
         here = streams.current
+        kept = list(r)  # memory that one branch lets go of another one could get on its stream
         begin = here.record_event()
         unused = iter([None, *streams.sides(MOST_BRANCHES - 1)])  # the first stays here
         used: list[Any] = []
@@ -404,5 +405,6 @@ def side_by_side(
             used.append(side)
         for side in used:
             here.wait_stream(side)
+        del kept
 
     return run
