@@ -152,6 +152,14 @@ def invariant_backend() -> Any:
         return torchair.get_npu_backend(compiler_config=config)
 
 
+def super_backend() -> Any:
+    """Our backend, whose launches are one persistent kernel as far as they can be."""
+    config = torchair.CompilerConfig()
+    config.experimental_config.super_kernels = True
+    with warnings.catch_warnings(action="ignore"):  # it reminds of frozen parameters
+        return torchair.get_npu_backend(compiler_config=config)
+
+
 CAPTURED = (
     Contestant("torchair replay", through_compile(captured_backend), ours=True, compiler=True),
     Contestant(
@@ -208,6 +216,7 @@ PEERS = {
     "invariant": Contestant(
         "torchair batch-invariant", through_compile(invariant_backend), compiler=True
     ),
+    "super": Contestant("torchair super kernels", through_compile(super_backend), compiler=True),
 }
 
 
@@ -282,7 +291,7 @@ def on_device(workload: Workload) -> tuple[torch.nn.Module, Inputs]:
     return model, inputs
 
 
-def narrow_contest(name: str, narrow: Narrow, quick: bool) -> None:
+def narrow_contest(name: str, narrow: Narrow, contestants: list[Contestant], quick: bool) -> None:
     """Measure our modes on a model with weights of few bits, against the same one in bfloat16."""
     workload = MODELS[narrow.like][0]
     devices: dict[str, dict[str, float]] = {}
@@ -291,7 +300,7 @@ def narrow_contest(name: str, narrow: Narrow, quick: bool) -> None:
         model, inputs = on_device(workload)
         if bits:
             quantise(model, bits, narrow.group)
-        figures = {one.name: prepared(one, model, inputs) for one in OURS}
+        figures = {one.name: prepared(one, model, inputs) for one in contestants}
         expected = model(*inputs).float()
         for key, one_of_them in figures.items():
             check(key, one_of_them, expected)
@@ -457,7 +466,8 @@ def arguments() -> argparse.Namespace:
         "--peers",
         default="default,overhead",
         metavar="LIST",
-        help=f"modes of inductor, by commas, of {', '.join(PEERS)}; autotune compiles for minutes",
+        help=f"modes of inductor and of ours, by commas, of {', '.join(PEERS)}; autotune compiles "
+        "for minutes",
     )
     parser.add_argument("--quick", action="store_true", help="few turns: figures are rough")
     parser.add_argument("--list", action="store_true", help="names of all rows")
@@ -467,11 +477,12 @@ def arguments() -> argparse.Namespace:
 def rows(only: str, peers: list[Contestant], quick: bool) -> dict[str, Callable[[], None]]:
     """What is to be measured, by name."""
     everyone = [EAGER, BY_HAND, *peers, *OURS]
+    narrows = [*OURS, *(p for p in peers if p is PEERS["super"])]  # who has kernels for few bits
     found: dict[str, Callable[[], None]] = {}
     for name, (workload, goal) in MODELS.items():
         found[name] = partial(contest, name, workload, goal, everyone, quick)
     for name, narrow in NARROW.items():
-        found[name] = partial(narrow_contest, name, narrow, quick)
+        found[name] = partial(narrow_contest, name, narrow, narrows, quick)
     for name, recipe in RECIPES.items():
         found[name] = partial(training_contest, name, recipe, everyone, quick)
     words = only.lower().split(",")

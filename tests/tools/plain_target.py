@@ -18,10 +18,12 @@ from nest_plain import NUMPY, Plain, from_bf16, from_memory, into_memory, to_bf1
 from torchair.codegen import loops
 from torchair.codegen.loops import Access, Expr, Nest, Store, with_words
 from torchair.codegen.program import (
+    ApartStep,
     ArgumentLayout,
     BadIndex,
     Memory,
     NativePart,
+    PersistentKernel,
     Subject,
     TargetPlan,
     TargetStep,
@@ -97,6 +99,10 @@ class PlainTarget:
     def schedule(self, plan: TargetPlan) -> Sequence[Sequence[TargetStep]]:
         """Every step is interpreted by itself."""
         return ()
+
+    def persistent(self, plan: TargetPlan) -> tuple[list[PersistentKernel], list[ApartStep]]:
+        """Steps run one after the other in any case."""
+        return [], []
 
     def build(self, plan: Buildable) -> None:
         """There is no machine code."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import numpy as np
 
 import ptx_tensor_cores as tensor_cores
 from torchair.codegen.cuda.jit import TENSOR_MAP, Entry, Gpu, ptx
+from torchair.codegen.cuda.super_entry import SuperEntry
 from torchair.codegen.target import Kernel, Launch
 
 WARP = 32
@@ -42,7 +43,9 @@ WIDTH = {
 }  # fmt: skip
 SPACES = ("shared", "global", "local", "shared_cta", "shared_cluster", "param")
 Values = np.ndarray
-Order = Literal["together", "up", "down"]
+Order = Literal["together", "up", "down", "random"]
+CHANGES = 0.02
+"""How often the order of blocks changes, where it is random."""
 
 
 @dataclass
@@ -187,8 +190,10 @@ class Memory:
 class Blocks:
     """The threads of some blocks that run together."""
 
-    def __init__(self, run: Run, first: int, count: int, order: Order) -> None:
+    def __init__(self, run: Run, first: int, count: int, order: Order, seed: int = 0) -> None:
         self.run, self.count, self.order = run, count * run.threads, order
+        self.pick = np.random.default_rng(seed)
+        self.turns = self.pick.permutation(count)
         self.function = run.function
         self.registers: dict[str, Values] = {}
         number = np.arange(self.count)
@@ -196,6 +201,7 @@ class Blocks:
         self.special = {
             "%tid.x": (number % run.threads).astype(np.uint32),
             "%ctaid.x": (first + self.block).astype(np.uint32),
+            "%nctaid.x": np.full(self.count, run.blocks, np.uint32),
             "%cluster_ctarank": self.block.astype(np.uint32),
             "%laneid": (number % WARP).astype(np.uint32),
         }
@@ -237,25 +243,44 @@ class Blocks:
     def _next(self) -> tuple[int, Values]:
         """The first place where threads are that need not wait for others. Threads that polled
         memory which others write come after those that did not: a loop of theirs may wait."""
-        for later in (self.polled, np.zeros_like(self.polled)):
-            found = self._first(~(self.done | later))
+        for later, order in ((self.polled, self.order), (np.zeros_like(self.polled), "together")):
+            found = self._first(~(self.done | later), order)
             if found is not None:
                 return found
             self.polled[:] = False
         raise RuntimeError(f"threads wait at {np.unique(self.at[~self.done])} for others")
 
-    def _first(self, among: Values) -> tuple[int, Values] | None:
-        """The first place where some of these threads are that need not wait for others."""
+    def _first(self, among: Values, order: Order) -> tuple[int, Values] | None:
+        """The first place where some of these threads are that need not wait for others: of all, of
+        one warp after the other, or of some warps by chance."""
         warps = self.groups["warp"]
         numbers = range(self.count // WARP)
-        for warp in {"together": [None], "up": numbers, "down": reversed(numbers)}[self.order]:
-            mine = among if warp is None else among & (warps == warp)
+        turns: dict[Order, Callable[[], Iterable[Values]]] = {
+            "together": lambda: [among],
+            "up": lambda: (among & (warps == warp) for warp in numbers),
+            "down": lambda: (among & (warps == warp) for warp in reversed(numbers)),
+            "random": lambda: self._by_chance(among),
+        }
+        for mine in turns[order]():
             for place in np.unique(self.at[mine]):
                 ready = self._ready(int(place))
                 if (ready & mine).any():
                     alone = self.function.code[place].waits is None
                     return int(place), ready & mine if alone else ready
         return None
+
+    def _by_chance(self, among: Values) -> Iterable[Values]:
+        """One block as far as it can go, often one warp of it alone, then the next block in an
+        order that changes now and then."""
+        if self.pick.random() < CHANGES:
+            self.pick.shuffle(self.turns)
+        for block in self.turns:
+            mine = among & (self.block == block)
+            if self.pick.random() < 0.5:
+                warps = np.unique(self.groups["warp"][mine])
+                if warps.size:
+                    yield mine & (self.groups["warp"] == self.pick.choice(warps))
+            yield mine
 
     def _ready(self, place: int) -> Values:
         """Threads at a place for which all others are there that they must wait for."""
@@ -383,7 +408,9 @@ class Run:
     memory: Memory
     threads: int
     parameters: dict[str, int]
+    blocks: int  # of the grid
     maps: dict[int, tensor_cores.Tensor] = field(default_factory=dict)
+    coherent: Written | None = None  # checks loads past the caches
 
 
 def launch(
@@ -413,11 +440,47 @@ def launch(
         memory,
         how.block,
         dict(zip(function.parameters, given, strict=True)),
+        count,
         maps,
     )
     together = count if how.together else how.cluster
     for first in range(0, count, together):
         Blocks(run, first, together, order).go()
+
+
+def launch_persistent(
+    entry: SuperEntry,
+    gpu: Gpu,
+    memory: Memory,
+    given: Sequence[int],
+    blocks: int,
+    order: Order = "together",
+    seed: int = 0,
+) -> None:
+    """Run a persistent kernel with these parameters, all of its blocks beside each other."""
+    function, variables = parse(ptx([entry], gpu), entry.name, entry.shared)
+    for address, size in variables.values():
+        memory.owned[address - GLOBAL : address - GLOBAL + size] = True
+    parameters = dict(zip(function.parameters, given, strict=True))
+    run = Run(function, variables, memory, entry.block, parameters, blocks, coherent=Written())
+    Blocks(run, 0, blocks, order, seed).go()
+
+
+class Written:
+    """Global memory that a launch has written. What is read only must not be among it: it may come
+    from a cache that does not know."""
+
+    def __init__(self) -> None:
+        self._lines: set[int] = set()
+
+    def note(self, places: Values) -> None:
+        """These bytes were written."""
+        self._lines.update(np.unique(places // 4).tolist())
+
+    def check(self, places: Values) -> None:
+        """These bytes are read as if nobody wrote them."""
+        late = self._lines.intersection(np.unique(places // 4).tolist())
+        assert not late, "ld.global.nc of memory that this launch has written"
 
 
 # ---- instructions ----
@@ -431,7 +494,7 @@ def run_instruction(b: Blocks, i: Instruction, active: Values) -> None:
         tensor_cores.meet(b, i, active)
     elif name in ("bar", "barrier", "membar", "fence", "griddepcontrol", "setmaxnreg"):
         return
-    elif name == "atom":
+    elif name in ("atom", "red"):
         _counted(b, i, active)
     elif name in tensor_cores.INSTRUCTIONS:
         tensor_cores.INSTRUCTIONS[name](b, i, active)
@@ -721,15 +784,18 @@ def _vote(b: Blocks, i: Instruction, active: Values) -> None:
 
 
 def _counted(b: Blocks, i: Instruction, active: Values) -> None:
-    """atom.add.acq_rel.gpu.u32 d, [a], n: one thread after the other."""
-    assert i.parts[1] == "add" and i.parts[-1] == "u32", i.parts
-    data, places = b.bytes_at("", i.args[1], 4, active)
-    found, more = np.zeros(b.count, np.uint32), b.value(i.args[2], "u32")[active]
+    """atom.add.acq_rel.gpu.u32 d, [a], n: one thread after the other. red.release.gpu.global.add
+    has no d."""
+    assert "add" in i.parts and i.parts[-1] == "u32", i.parts
+    target = i.args[0] if i.parts[0] == "atom" else "_"
+    address, count = i.args[-2:]
+    data, places = b.bytes_at("", address, 4, active)
+    found, more = np.zeros(b.count, np.uint32), b.value(count, "u32")[active]
     for k, (thread, place) in enumerate(zip(np.flatnonzero(active), places, strict=True)):
         old = data[place].view(np.uint32)
         found[thread] = old[0]
         data[place] = (old + more[k]).view(np.uint8)
-    b.keep(i.args[0], found, active)
+    b.keep(target, found, active)
 
 
 def _memory(b: Blocks, i: Instruction, active: Values) -> None:
@@ -743,6 +809,11 @@ def _memory(b: Blocks, i: Instruction, active: Values) -> None:
     many = registers if isinstance(registers, list) else [registers]
     t = np.dtype(TYPES[kind])
     data, places = b.bytes_at(space, address, t.itemsize * len(many), active)
+    if b.run.coherent is not None and data is b.run.memory.bytes:
+        if "nc" in i.parts:
+            b.run.coherent.check(places)
+        elif not reads:
+            b.run.coherent.note(places)
     for k, register in enumerate(many):
         mine = places[:, k * t.itemsize : (k + 1) * t.itemsize]
         if reads:

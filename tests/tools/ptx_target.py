@@ -19,6 +19,7 @@ from torchair.codegen.cuda.jit import Gpu
 from torchair.codegen.cuda.jobs import Job
 from torchair.codegen.cuda.run import SharedLaunches
 from torchair.codegen.cuda.sums import COUNTERS
+from torchair.codegen.cuda.super_kernel import SuperKernel
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.program import BadIndex, Memory, NativePart, TargetStep
 from torchair.codegen.requests import FAR
@@ -82,6 +83,9 @@ class PtxTarget(CudaTarget):
         self.name = "ptx"
         self.ran: list[str] = []
         """Names of the kernels that have run."""
+        self.order: ptx_machine.Order = "together"
+        self.seed = 0
+        """In which order the warps of a persistent kernel go on."""
 
     def available(self) -> str | None:
         return None
@@ -106,7 +110,9 @@ class PtxPart(NativePart):
         target: PtxTarget,
     ) -> None:
         self.steps, self.layout, self._shared = list(steps), shared.layout, shared
-        self._target, self._places = target, memory.plan.places
+        self._target, self._places, self._plan = target, memory.plan.places, memory.plan
+        self._arena = memory.arena
+        self._units = shared.units(memory.plan, target.library.machine)
         self._faults = torch.zeros(max(1, len(self.layout.faults)), dtype=torch.int64)
         self._words = [0] * self.layout.end
         self.layout.write_fixed(self._words, self._faults.data_ptr())
@@ -115,11 +121,22 @@ class PtxPart(NativePart):
     def call(self) -> Callable[[list[int]], None]:
         rooms = list(accumulate((COUNTERS + n for n in self._shared.rooms), initial=0))
         scratch = torch.zeros(rooms[-1], dtype=torch.uint8)
+        own = {
+            k: (
+                unit.table(self.steps, self._plan, self.layout, self._faults.data_ptr()),
+                torch.zeros(unit.scratch, dtype=torch.uint8),
+            )
+            for k, unit in enumerate(self._units)
+            if isinstance(unit, SuperKernel)
+        }
 
         def run(addresses: list[int]) -> None:
             for word, source, slot in self.layout.patches:
                 self._words[word] = addresses[source] + self._places[slot][1]
-            for bundle in self._shared.groups:
+            for k, bundle in enumerate(self._units):
+                if isinstance(bundle, SuperKernel):
+                    self._launch_persistent(bundle, *own[k], addresses)
+                    continue
                 for job, room in zip(bundle, rooms, strict=False):
                     self._launch(job, scratch.data_ptr() + room)
             if self._faults.any():
@@ -128,6 +145,20 @@ class PtxPart(NativePart):
                 raise BadIndex(self.steps[self.layout.faults[first][1]])
 
         return run
+
+    def _launch_persistent(
+        self, unit: SuperKernel, table: torch.Tensor, room: torch.Tensor, addresses: list[int]
+    ) -> None:
+        words = unit.words(table, self._arena, room.data_ptr())
+        for position, number in unit.given:
+            words[position] = addresses[number]
+        target, memory = self._target, HostMemory()
+        target.ran.append(unit.entry.name)
+        machine = target.library.machine
+        how = (target.order, target.seed)
+        ptx_machine.launch_persistent(unit.entry, machine, memory, words, unit.blocks, *how)  # type: ignore[arg-type]
+        counters = room[: 4 * (1 + unit.lists.counters)]
+        assert not counters.any(), "the next launch finds no zeros"
 
     def _launch(self, job: Job, room: int) -> None:
         words = _Words(job, room, self.layout.blocks, self._words, set(self.layout.scratch))

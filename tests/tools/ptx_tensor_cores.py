@@ -107,7 +107,7 @@ def complete(b: Any, i: Any, here: Values) -> Values:
     """Threads at a barrier with a number that as many as are wanted have reached."""
     found = np.zeros(b.count, np.bool_)
     for key, threads in _meetings(b, i, here).items():
-        if threads.sum() + b.barriers.numbered.get(key, 0) >= i.args[1]:
+        if threads.sum() + b.barriers.numbered.get(key, 0) >= _wanted(b, i, threads):
             found |= threads
     return found
 
@@ -115,10 +115,17 @@ def complete(b: Any, i: Any, here: Values) -> Values:
 def meet(b: Any, i: Any, active: Values) -> None:
     """bar.sync|arrive number, threads"""
     for key, threads in _meetings(b, i, active).items():
-        count = int(threads.sum())
-        more = count if "arrive" in i.parts else count - i.args[1]
+        count, wanted = int(threads.sum()), _wanted(b, i, threads)
+        more = count if "arrive" in i.parts else count - wanted
         b.barriers.numbered[key] = b.barriers.numbered.get(key, 0) + more
-        assert 0 <= b.barriers.numbered[key] <= i.args[1], "more threads than a barrier is for"
+        assert 0 <= b.barriers.numbered[key] <= wanted, "more threads than a barrier is for"
+
+
+def _wanted(b: Any, i: Any, threads: Values) -> int:
+    """How many threads a barrier is for, about which all of them agree."""
+    found = np.unique(b.value(i.args[1], "u32")[threads])
+    assert found.size == 1, "threads wait at one barrier for different numbers of them"
+    return int(found[0])
 
 
 # ---- the copy engine ----

@@ -280,9 +280,9 @@ def test_fresh_config(config: CompilerConfig) -> None:
 
 def test_tree_has_the_expected_number_of_leaves(config: CompilerConfig) -> None:
     # 71 of the original, the hidden directory of the summary, strict_converters, native_code,
-    # kernel_cache and tuned_kernels, three that only npugraph_ex had, four of capture that are
-    # ours, the timeline and the report, strict, and numerics.
-    assert len(list(leaves(config))) == 71 + 1 + 4 + 3 + 4 + 2 + 1 + 1 + 1
+    # kernel_cache, super_kernels and tuned_kernels, three that only npugraph_ex had, four of
+    # capture that are ours, the timeline and the report, strict, and numerics.
+    assert len(list(leaves(config))) == 71 + 1 + 5 + 3 + 4 + 2 + 1 + 1 + 1
 
 
 def test_assignment_keeps_the_option_object(config: CompilerConfig) -> None:
@@ -885,7 +885,7 @@ def test_switches_without_effect_warn_in_the_capture_modes(config: CompilerConfi
             "config.experimental_config.aclgraph._aclnn_static_shape_kernel: "
             "kernels of CPU and CUDA are not compiled for single shapes; "
             "config.experimental_config.aclgraph._super_kernel_optimize: "
-            "CPU and CUDA have no super kernels (leave it out)"
+            "it is about kernels of an NPU; see `super_kernels` (leave it out)"
         )
 
 

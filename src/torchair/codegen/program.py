@@ -228,6 +228,10 @@ class TargetPlan(Protocol):
     def most_alive(self) -> int:
         """Bytes of planned memory that steps may use at once, wherever they are moved."""
 
+    def super_kernel_of(self, step: TargetStep) -> str | None:
+        """The name of the one kernel that a step is to be computed in with others; None where it
+        is in whatever kernel it is."""
+
     def alive(self, step: TargetStep) -> int:
         """Bytes of planned memory in use while a step runs, where none is moved."""
 
@@ -382,6 +386,36 @@ def overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
             if space == space2 and first < end2 and first2 < end:
                 return True
     return False
+
+
+# ---- several launches as one ----
+
+
+@dataclass(frozen=True)
+class PersistentKernel:
+    """Launches that became one, whose blocks walk through lists of items."""
+
+    name: str  # of the scope, empty where all steps are asked for
+    steps: Sequence[TargetStep]
+    launches: int  # that it takes the place of
+    items: int
+    blocks: int
+    counters: int
+    lists: str  # as a text
+
+    def __str__(self) -> str:
+        return (
+            f"{self.launches} launches of {len(self.steps)} steps as one: {self.items} items on "
+            f"{self.blocks} blocks, {self.counters} counters"
+        )
+
+
+@dataclass(frozen=True)
+class ApartStep:
+    """A step that was asked for as part of such a kernel and is launched by itself."""
+
+    step: Any  # of the engine
+    reason: str
 
 
 # ---- steps bound to memory ----

@@ -22,8 +22,10 @@ from torchair.codegen.sizes import Element, Size
 
 if TYPE_CHECKING:
     from torchair.codegen.program import (
+        ApartStep,
         Memory,
         NativePart,
+        PersistentKernel,
         PlanFamily,
         SizedPart,
         Subject,
@@ -122,6 +124,8 @@ class Kernel:
     """The types of those that are parameters, in order, where words are passed one by one."""
     tensors: tuple[TensorTile, ...] = ()
     """Parameters behind these words."""
+    room: int = 0
+    """Bytes of shared memory of a block, where its caller gives it that."""
 
     @classmethod
     def of(
@@ -311,6 +315,10 @@ class Target(Protocol):
         """Decide which native steps of a plan are computed together, before memory is placed, and
         generate the kernels of those. Gives the steps of each launch, in order; a step that several
         compute is in each of theirs. Nothing where steps run one after the other."""
+
+    def persistent(self, plan: TargetPlan) -> tuple[list[PersistentKernel], list[ApartStep]]:
+        """Launches of a plan that became one, as it was asked for, and steps that are no part of
+        one though they were asked for. Memory has its place."""
 
     def build(self, plan: Buildable) -> None:
         """Make machine code of what a plan runs, as far as it is new. Raises BrokenKernels for

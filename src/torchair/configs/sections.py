@@ -46,6 +46,10 @@ def _unless_false(text: str | None) -> bool:
     return text != "false"
 
 
+def _only_on(raw: Any) -> str | None:
+    return "1" if raw else None
+
+
 def _only_off(raw: Any) -> str | None:
     return None if raw else "0"
 
@@ -57,7 +61,7 @@ def _static_kernel(option: OptionValue, **how: Any) -> OptionValue:
 
 def _super_kernel(option: OptionValue) -> OptionValue:
     option.emits(modes=CAPTURE_MODES, when="_super_kernel_optimize")
-    return option.idle("capture", "CPU and CUDA have no super kernels")
+    return option.idle("capture", "it is about kernels of an NPU; see `super_kernels`")
 
 
 class AclgraphExperimentalConfig(Section):
@@ -203,6 +207,16 @@ class ExperimentalConfig(Section):
             "graph [on disk](deploy.md#kernels-on-disk) nor keeps them, as the environment "
             "variable "
             "`TORCHAIR_KERNEL_CACHE=0` does for all graphs",
+        )
+    )
+    super_kernels = (
+        flag(False)
+        .emits("torchair.superKernels", encode=_only_on, field="super_kernels")
+        .doc(
+            "both",
+            "works on a GPU (ours, not of the original): `True` makes [one persistent "
+            "kernel](gpu_engine.md#one-kernel-for-many-steps) of all launches that can be part of "
+            "one, as `scope.super_kernel` does for a block. Off by default: no GPU has measured it",
         )
     )
     tuned_kernels = (

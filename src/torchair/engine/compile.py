@@ -26,9 +26,11 @@ import torch
 from torchair.codegen.cpu.target import cpu
 from torchair.codegen.cuda.target import cuda
 from torchair.codegen.kernel_cache import caching
+from torchair.codegen.program import PersistentKernel
 from torchair.codegen.target import BrokenKernels, Target
 from torchair.engine.inspect.super_kernels import check_super_kernels
 from torchair.engine.inspect.texts import kernels_text, plan_text
+from torchair.engine.inspect.timeline import row_name
 from torchair.engine.optimize.passes import ENGINE_PASSES, SWITCHED, GraphState, ge_kind
 from torchair.engine.optimize.passes.ordering import Lanes
 from torchair.engine.options import UNIT_FUSION, EngineOptions, warn_unknown
@@ -51,7 +53,7 @@ from torchair.fallbacks import Fallback, note, strictness
 from torchair.ge.dtypes import HALF_TYPES
 from torchair.ge.graph import Graph, Value
 from torchair.labels import SUPER_KERNEL
-from torchair.log import native_logger
+from torchair.log import logger, native_logger
 from torchair.passes import PassRunner
 from torchair.structured import artifact
 from torchair.trace import Stopwatch, Trace
@@ -113,6 +115,7 @@ class GraphCompiler:
         self.units: NativeUnits | None = None
         self.tune_request: TuneRequest | None = None  # what is to be tuned now
         self.tuning = self._new_tuning(options.tune)
+        self.persistent: list[PersistentKernel] = []  # of the last plan: several launches as one
 
     def _new_tuning(self, folder: str | None) -> Tuning | None:
         """Source of kernel configs; None where only defaults are used."""
@@ -226,8 +229,8 @@ class GraphCompiler:
                     raise
                 self._begin_planning()
                 continue
-            if new and self._super_kernels:
-                check_super_kernels(plan.plan() if isinstance(plan, ShapePlan) else plan)
+            if new and (self._super_kernels or self._options.super_kernels):
+                self._note_super_kernels(plan.plan() if isinstance(plan, ShapePlan) else plan)
             stages = (
                 "graph %s: plan %dus, kernel text %dus, memory placed %dus, kernels compiled %dus, "
                 "bound %dus"
@@ -236,6 +239,19 @@ class GraphCompiler:
             if new:
                 self._show(plan)
             return made
+
+    def _note_super_kernels(self, plan: Plan) -> None:
+        """Raise for scopes that are not one kernel and must be; keep and tell what became one."""
+        check_super_kernels(plan)
+        if plan.target is None:
+            return
+        found, apart = plan.target.persistent(plan)
+        self.persistent, name = found, self.graph.name
+        for kernel in found:
+            logger.info("graph %s: %s", name, kernel)
+        lines = [f"{kernel}\n{kernel.lists}" for kernel in found]
+        lines += [f"{row_name(a.step)} is launched by itself: {a.reason}" for a in apart]
+        artifact(f"{name}_super_kernels", lambda: "\n\n".join(lines))
 
     def _show(self, plan: Plan | ShapePlan) -> None:
         """Leave a plan that is new, or the first of a shape family, in the structured trace."""
@@ -273,6 +289,7 @@ class GraphCompiler:
             self.tuning.choose(plan)
         self.units.generate(plan.new_natives)
         if isinstance(plan, Plan):
+            plan.super_kernels = self._options.super_kernels
             plan.launches = self.units.target.schedule(plan)
 
     def place(self, plan: Plan | ShapePlan) -> None:

@@ -30,6 +30,7 @@ class EngineOptions:
     patterns: bool
     native: bool
     keep: bool  # kernels on disk
+    super_kernels: bool  # launches of a GPU as one persistent kernel
     frozen: bool
     compact: bool  # memory before time of planning
     single_stream: bool

@@ -90,6 +90,8 @@ class GraphRow:
     generic: dict[str, int]  # operators without a converter: how often
     units: list[UnitRow] = field(default_factory=list)
     note: str = ""
+    super_kernels: list[str] = field(default_factory=list)
+    """Launches of a GPU that are one persistent kernel: how many, and its items and counters."""
 
     def __repr__(self) -> str:
         return f"<{self.name}, {self.phase}, {self.nodes} nodes, {len(self.units)} steps>"
@@ -204,7 +206,7 @@ def _graph_head(graph: GraphRow) -> str:
     head = f"{graph.name}, {graph.phase}: {graph.nodes} nodes, {sizes}, {graph.calls} calls"
     if graph.calls:
         head += f", at best {_micro(graph.seconds)}"
-    return f"{head}, {steps}"
+    return "; ".join([f"{head}, {steps}", *graph.super_kernels])
 
 
 def _graph_lines(graph: GraphRow, rates: MachineRates | None) -> list[str]:
@@ -331,7 +333,14 @@ class Collector:
             generic,
             units,
             note,
+            self._super_kernels(timed, graph) if units else [],
         )
+
+    def _super_kernels(self, timed: _Timed, graph: GraphCall | None) -> list[str]:
+        if graph is None:
+            return []
+        inputs = graph.collect(own_arguments(timed.compilation.gm, timed.args))
+        return [str(k) for k in graph.session.variant_for(inputs).compiler.persistent]
 
     def _units(self, timed: _Timed, graph: GraphCall | None) -> tuple[list[UnitRow], str]:
         if not timed.args:

@@ -17,7 +17,9 @@ from torchair.codegen.cpu.run import Segment, SizedSegment, threads_for
 from torchair.codegen.cpu.trial import CpuTrial
 from torchair.codegen.llvm import binding
 from torchair.codegen.program import (
+    ApartStep,
     Memory,
+    PersistentKernel,
     PlanFamily,
     Subject,
     TargetPlan,
@@ -132,6 +134,10 @@ class CpuTarget:
     def schedule(self, plan: TargetPlan) -> Sequence[Sequence[TargetStep]]:
         """Every step is a kernel of its own, in the order of the plan."""
         return ()
+
+    def persistent(self, plan: TargetPlan) -> tuple[list[PersistentKernel], list[ApartStep]]:
+        """Steps run one after the other in any case."""
+        return [], []
 
     def build(self, plan: target.Buildable) -> None:
         """Compile the kernels of a plan."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torchair.codegen.cuda import packs
 from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.packs import PACK, REGISTERS, ZERO
 from torchair.codegen.cuda.softmax import LOWEST, PartialSoftmax, Parts, Softmax, SoftmaxState
+from torchair.codegen.cuda.sums import COUNTERS
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.requests import Attention
 from torchair.codegen.sizes import BYTES, Element, Size
@@ -37,7 +38,7 @@ AHEAD = 4
 """Packs of keys that are on their way at a time, and as many of values."""
 MOST_WARPS = 8
 MOST_BLOCKS = 8  # of a cluster, on any GPU that has clusters
-_Q, _K, _V, _MASK, _OUT, _LSE = range(6)  # words
+_Q, _K, _V, _MASK, _OUT, _LSE, _SCRATCH = range(7)  # words
 T = TypeVar("T")
 
 
@@ -69,7 +70,7 @@ def attention(
         raise Declined(refusal)
     form = form or default_form(request, gpu)
     writer = _Attention(request, gpu, form)
-    early = early and gpu.has_clusters
+    early = early and gpu.begins_early
     if early:
         writer.w.wait()
         writer.w.release("true")
@@ -77,7 +78,19 @@ def attention(
     chunks = -(-writer.all_rows // form.rows)
     units = (request.batch, request.kv_heads, chunks, form.blocks)
     launch = Launch(form.warps * WARP, 1, units, cluster=form.blocks, early=early)
+    if gpu.persistent and form.blocks > 1:
+        launch = replace(launch, cluster=1, scratch=_scratch(request, form, chunks))
     return writer.w.kernel(label), launch
+
+
+def _scratch(request: Attention, form: AttentionForm, chunks: int) -> int:
+    """Bytes in which the blocks of a head leave their parts, where they are no cluster."""
+    if not isinstance(request.batch, int) or not isinstance(request.kv_heads, int):
+        raise Declined("parts of a head for a number of heads that is not known")
+    heads = request.batch * request.kv_heads * chunks
+    if 4 * heads > COUNTERS:
+        raise Declined(f"{heads} counters")
+    return COUNTERS + 4 * heads * form.blocks * form.rows * (request.value_width + 2)
 
 
 def _refusal(request: Attention) -> str | None:
@@ -178,6 +191,7 @@ class _Attention:
         if self.form.blocks > 1:
             self.rank = w.rem(unit, str(self.form.blocks))
             unit = w.div(unit, str(self.form.blocks))
+        self.head = unit
         chunks = -(-self.all_rows // self.rows)
         sizes = (request.batch, request.kv_heads, chunks)
         self.batch, self.kv_head, chunk = positions(w, unit, sizes)
@@ -390,7 +404,7 @@ class _Attention:
         warps = Parts(w, form.warps, self.rows, width)
         self._put(state, warps)
         w.barrier()
-        one = Parts(w, 1, self.rows, width) if form.blocks > 1 else None
+        one = self._parts_of_blocks() if form.blocks > 1 else None
         with self._outputs(self.thread, self.threads) as (row, feature):
             part = self.softmax.together(
                 [warps.read(number, row, feature) for number in range(form.warps)]
@@ -401,12 +415,40 @@ class _Attention:
                 self._pass_on(one, row, feature, part)
         if one is None:
             return
+        if w.gpu.persistent:
+            self._together_in_scratch(one)
+            return
         self._cluster_barrier()
         start = w.add(w.mul(self.rank, str(self.threads)), self.thread)
         with self._outputs(start, self.threads * form.blocks) as (row, feature):
             parts = [one.remote(block, row, feature) for block in range(form.blocks)]
             self._result(row, feature, self.softmax.together(parts))
         self._cluster_barrier()  # no block leaves while others read its memory
+
+    def _parts_of_blocks(self) -> Parts:
+        """Where a block leaves its part for the others of its head: in its shared memory, which a
+        cluster reads, or in scratch memory, one part after the other."""
+        w, width = self.w, self.request.value_width
+        if not w.gpu.persistent:
+            return Parts(w, 1, self.rows, width)
+        parts = self.form.blocks * self.rows
+        far = w.mul(self.head, str(parts * (width + 2)))
+        outputs = w.offset(w.offset(w.pointer(_SCRATCH), "i8", str(COUNTERS)), "float", far)
+        totals = w.offset(outputs, "float", str(parts * width))
+        return Parts(
+            w, 1, self.rows, width, (outputs, totals, w.offset(totals, "float", str(parts)))
+        )
+
+    def _together_in_scratch(self, one: Parts) -> None:
+        """The last block of a head that gets here adds up all parts, in the order of the blocks."""
+        w, form = self.w, self.form
+        counter = w.offset(w.pointer(_SCRATCH), "i32", self.head)
+        with (
+            w.when(w.is_last(counter, str(form.blocks - 1), w.shared("i32", 1))),
+            self._outputs(self.thread, self.threads) as (row, feature),
+        ):
+            parts = [one.read(block, row, feature) for block in range(form.blocks)]
+            self._result(row, feature, self.softmax.together(parts))
 
     @contextmanager
     def _outputs(self, start: str, step: int) -> Iterator[tuple[str, str]]:
@@ -437,10 +479,10 @@ class _Attention:
     def _pass_on(self, one: Parts, row: str, feature: str, part: PartialSoftmax) -> None:
         """What this block has, for the others of its cluster."""
         w = self.w
-        at = w.add(w.mul(row, str(one.width)), feature)
-        w.do(f"store float {part[0]}, ptr {w.offset(one.outputs, 'float', at)}")
+        number = self.rank if w.gpu.persistent else "0"
+        one.put_one(number, row, feature, part[0])
         with w.when(w(f"icmp eq i64 {feature}, 0")):
-            one.note("0", row, part[1], part[2])
+            one.note(number, row, part[1], part[2])
 
     def _cluster_barrier(self) -> None:
         code = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"

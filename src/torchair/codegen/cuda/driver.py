@@ -237,9 +237,12 @@ def _loaded(code: bytes, name: str) -> ctypes.c_void_p:
 def check_room(function: ctypes.c_void_p, entry: Entry) -> None:
     """Make sure that as many blocks as wait for each other fit in a multiprocessor: a launch of
     more is refused, which is too late for another kernel."""
-    found = ctypes.c_int()
+    found, asked = ctypes.c_int(), ctypes.c_size_t(entry.shared)
+    if entry.shared:
+        given = (function, _DYNAMIC_SHARED, entry.shared)
+        _check(_driver().cuFuncSetAttribute(*given), entry.name)
     count = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor
-    _check(count(ctypes.byref(found), function, entry.block, ctypes.c_size_t(0)), entry.name)
+    _check(count(ctypes.byref(found), function, entry.block, asked), entry.name)
     if found.value < entry.resident:
         text = f"{entry.name}: {found.value} of {entry.resident} blocks fit in a multiprocessor"
         raise DriverError(text)

@@ -66,7 +66,7 @@ def gemv(
     refusal = _refusal(work, gpu)
     if refusal:
         raise Declined(refusal)
-    form, early = form or _default(work, gpu), early and gpu.has_clusters
+    form, early = form or _default(work, gpu), early and gpu.begins_early
     if isinstance(form, TileForm):
         return Tiles(work, gpu, form, early).kernel(label)
     writer = _Gemv(work, gpu, form, early)

@@ -33,6 +33,7 @@ class Gpu(Machine):
 
     capability: tuple[int, int] = (8, 0)
     multiprocessors: int = 108
+    persistent: bool = False  # kernels are parts of one that stays, see `super_kernel.py`
 
     @property
     def threads(self) -> int:
@@ -48,6 +49,11 @@ class Gpu(Machine):
     def has_clusters(self) -> bool:
         """Whether blocks can read each other's shared memory, and begin before others end."""
         return self.capability >= (9, 0)
+
+    @property
+    def begins_early(self) -> bool:
+        """Whether a kernel may begin before what it needs has ended, and waits for that itself."""
+        return self.has_clusters or self.persistent
 
 
 _CHIPS = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
@@ -96,6 +102,7 @@ class Entry:
     block: int
     resident: int = 0
     together: bool = False
+    shared: int = 0  # bytes that the launch asks for, as far as there must be room for them
 
     @cached_property
     def name(self) -> str:
@@ -149,6 +156,11 @@ class Entry:
         return [f"!{{ptr @{self.name}, !{note}}}" for note in notes]
 
     @property
+    def declarations(self) -> set[str]:
+        """What the function calls that is defined elsewhere."""
+        return {f"declare i32 @{_REGISTER}.ctaid.x()"}
+
+    @property
     def needs_own_chip(self) -> bool:
         """Whether it has instructions that only the very chip has, and none after it."""
         return any(kernel.tensors for kernel in self.kernels)
@@ -157,7 +169,7 @@ class Entry:
 def module_text(entries: Sequence[Entry]) -> str:
     """One module with all these entries, and what they need once each."""
     kernels = {k.entry: k for e in entries for k in e.kernels}
-    declared = {f"declare i32 @{_REGISTER}.ctaid.x()"}
+    declared = {d for e in entries for d in e.declarations}
     declared |= {d for k in kernels.values() for d in k.declarations}
     head = f'target triple = "{_TRIPLE}"'
     parts = [*(k.text for k in kernels.values()), *(e.text() for e in entries)]

@@ -95,7 +95,7 @@ def print_nest(
     if batch_invariant:
         w.sums = ""
     form = form_of(w, nest, None, shape, scratch, batch_invariant)
-    early = early and gpu.has_clusters and not form.launch().together
+    early = early and gpu.begins_early and not form.launch().together
     if early:
         w.wait()
         w.release("true")

@@ -44,8 +44,10 @@ def load_pack(w: GpuWriter, pointer: str, offset: int = 0) -> list[str]:
 
 def stream_pack(w: GpuWriter, pointer: str, offset: int = 0, where: str | None = None) -> list[str]:
     """The same from global memory that is read only, past the first cache: it is read once. The
-    load stays where it is put. Lanes without `where`, an i1, get anything."""
-    return _assembled(w, "ld.global.nc.L1::no_allocate", pointer, offset, where)
+    load stays where it is put. Lanes without `where`, an i1, get anything. A persistent kernel may
+    have written what it reads."""
+    load = "ld.global" if w.gpu.persistent else "ld.global.nc"
+    return _assembled(w, f"{load}.L1::no_allocate", pointer, offset, where)
 
 
 def shared_pack(w: GpuWriter, pointer: str, offset: int = 0, count: int = REGISTERS) -> list[str]:
@@ -58,7 +60,8 @@ def shared_pack(w: GpuWriter, pointer: str, offset: int = 0, count: int = REGIST
 def stream_words(w: GpuWriter, pointer: str, count: int, where: str | None = None) -> list[str]:
     """One or two words of 32 bits from global memory that is read only. The load stays where it is
     put. Lanes without `where`, an i1, get anything."""
-    return _assembled(w, "ld.global.nc", pointer, 0, where, count)
+    load = "ld.global" if w.gpu.persistent else "ld.global.nc"
+    return _assembled(w, load, pointer, 0, where, count)
 
 
 def _assembled(

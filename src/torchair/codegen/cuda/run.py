@@ -15,8 +15,10 @@ import torch
 from torchair.codegen.cuda.driver import GpuLibrary, KernelLaunch, enter_context
 from torchair.codegen.cuda.jit import Entry, Gpu
 from torchair.codegen.cuda.jobs import Bundle, Join, bundles
+from torchair.codegen.cuda.super_kernel import Generate, SuperKernel, SuperKernels
 from torchair.codegen.program import (
     SIZES_AT,
+    ApartStep,
     ArgumentLayout,
     BadIndex,
     Memory,
@@ -45,21 +47,75 @@ def keeping_scratch() -> Iterator[None]:
 class SharedLaunches:
     """What all programs of a plan share: how the steps of a part are launched."""
 
-    def __init__(self, steps: Sequence[TargetStep], plan: TargetPlan, join: Join) -> None:
+    def __init__(
+        self,
+        steps: Sequence[TargetStep],
+        plan: TargetPlan,
+        join: Join,
+        generate: Generate,
+    ) -> None:
+        """`join` makes kernels of several steps, and `generate` parts of persistent ones."""
         self.layout = ArgumentLayout(steps, plan)
         self.groups = bundles(steps, plan, self.layout, join)
+        self._steps, self._generate = steps, generate
+        self._buffers = {
+            a.buffer: a
+            for a, _ in plan.places.values()
+            if a.kind == "arena" and a.buffer >= 0 and a.offset < 0
+        }
+        self._units: list[Bundle | SuperKernel] | None = None
+        self.apart: list[ApartStep] = []
+        """Steps that were asked for as part of a persistent kernel and are none."""
+        self._tables: dict[int, torch.Tensor] = {}  # of persistent kernels, by number
         self._entries: list[Entry] | None = None
         self._cleared: torch.Tensor | None = None  # scratch memory for recorded programs
         self._user: Callable[[], torch.Tensor | None] = lambda: None  # what a recording has of it
 
-    def built(self, library: GpuLibrary) -> list[Entry]:
+    def units(self, plan: TargetPlan, gpu: Gpu) -> list[Bundle | SuperKernel]:
+        """The launches, some of them joined to persistent kernels. Memory has its place now."""
+        if self._units is None:
+            given = (self.groups, self._steps, plan, self.layout, gpu, self._generate)
+            found = SuperKernels(*given, self._buffers)
+            self._units, self.apart = found.units, found.apart
+        return self._units
+
+    def built(self, library: GpuLibrary, plan: TargetPlan) -> list[Entry]:
         """What the launches run, compiled when this is asked first."""
         if self._entries is None:
-            self._entries = compiled(library, self.groups)
-            if any(self.rooms) and not torch.cuda.is_current_stream_capturing():
+            self._refuse(library, plan)
+            units = self.units(plan, library.machine)
+            usual = [u for u in units if not isinstance(u, SuperKernel)]
+            entries = iter(compiled(library, usual))
+            self._entries = [
+                u.entry if isinstance(u, SuperKernel) else next(entries) for u in units
+            ]
+            if self.scratch_bytes and not torch.cuda.is_current_stream_capturing():
                 self._cleared = self._zeros(library.index)
                 torch.cuda.current_stream(library.index).synchronize()
         return self._entries
+
+    def _refuse(self, library: GpuLibrary, plan: TargetPlan) -> None:
+        """Persistent kernels that the driver has no room for are launched as they would be without
+        them."""
+        units = self.units(plan, library.machine)
+        errors = library.add([u.entry for u in units if isinstance(u, SuperKernel)])
+        self._units = []
+        for unit in units:
+            broken = isinstance(unit, SuperKernel) and unit.entry.name in errors
+            self._units += unit.launches if isinstance(unit, SuperKernel) and broken else [unit]
+            if isinstance(unit, SuperKernel) and broken:
+                step = self._steps[unit.jobs[0].steps[0]]
+                self.apart.append(ApartStep(step, str(errors[unit.entry.name])))
+
+    def table(self, number: int, plan: TargetPlan, device: torch.device) -> torch.Tensor:
+        """What a persistent kernel reads, the launch of this number."""
+        if number not in self._tables:
+            assert self._units is not None
+            unit = self._units[number]
+            assert isinstance(unit, SuperKernel)
+            made = unit.table(self._steps, plan, self.layout, self.faults.data_ptr())
+            self._tables[number] = made.to(device)
+        return self._tables[number]
 
     @cached_property
     def rooms(self) -> list[int]:
@@ -67,6 +123,17 @@ class SharedLaunches:
         their own, one launch after the other uses the same."""
         places = range(max(map(len, self.groups), default=0))
         return [max(g[k].launch.scratch for g in self.groups if len(g) > k) for k in places]
+
+    def persistent_room(self, number: int) -> int:
+        """Where the launch of this number has scratch memory of its own: behind that of others."""
+        assert self._units is not None
+        before = [u.scratch for u in self._units[:number] if isinstance(u, SuperKernel)]
+        return -(-sum(self.rooms) // 256) * 256 + sum(before)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory of a program."""
+        return self.persistent_room(len(self._units or ()))
 
     def scratch(self, index: int) -> torch.Tensor:
         """Scratch memory for a program. It is zero when its first launch begins, and kernels leave
@@ -81,7 +148,8 @@ class SharedLaunches:
         return found
 
     def _zeros(self, index: int) -> torch.Tensor:
-        return torch.zeros(sum(self.rooms), dtype=torch.uint8, device=torch.device("cuda", index))
+        device = torch.device("cuda", index)
+        return torch.zeros(self.scratch_bytes, dtype=torch.uint8, device=device)
 
     @cached_property
     def faults(self) -> torch.Tensor:
@@ -104,25 +172,38 @@ class Launches(NativePart):
         library: GpuLibrary,
     ) -> None:
         self.steps, self._library = list(steps), library
-        plan, groups = memory.plan, shared.groups
+        plan, index = memory.plan, library.index
         self.layout, self.faults = shared.layout, shared.faults
         values = self._values(memory)
-        entries = shared.built(library)
-        self.scratch = shared.scratch(library.index) if any(shared.rooms) else None
+        entries = shared.built(library, plan)
+        self.scratch = shared.scratch(index) if shared.scratch_bytes else None
         start = 0 if self.scratch is None else self.scratch.data_ptr()
         self._rooms = list(accumulate(shared.rooms[:-1], initial=start))
         self._calls: list[KernelLaunch] = []
         # word of the argument layout, where it is given
         self._given: list[tuple[int, Any, int]] = []
-        for group, entry in zip(groups, entries, strict=True):
-            early = bool(self._calls) and all(job.launch.early for job in group)
-            self._calls.append(self._call(group, entry, values, early))
+        persistent: list[tuple[Any, int, int, int]] = []
+        units = shared.units(plan, library.machine)
+        for number, (unit, entry) in enumerate(zip(units, entries, strict=True)):
+            if isinstance(unit, SuperKernel):
+                table = shared.table(number, plan, torch.device("cuda", index))
+                words = unit.words(table, memory.arena, start + shared.persistent_room(number))
+                launch = self._persistent(unit, words)
+                persistent += [(launch.words, *where, 0) for where in unit.given]
+                self._calls.append(launch)
+                continue
+            early = bool(self._calls) and all(job.launch.early for job in unit)
+            self._calls.append(self._call(unit, entry, values, early))
         sources = {word: (k, plan.places[slot][1]) for word, k, slot in self.layout.patches}
         self._patches = [
             (words, position, *sources[word])
             for word, words, position in self._given
             if word in sources
-        ]
+        ] + persistent
+
+    def _persistent(self, unit: SuperKernel, words: Sequence[int]) -> KernelLaunch:
+        entry = unit.entry
+        return KernelLaunch(self._library, entry, unit.blocks, words, entry.shared, together=True)
 
     def _values(self, memory: Memory) -> list[int]:
         """All words of the argument layout, as far as they are known."""

@@ -142,13 +142,21 @@ class Softmax:
 
 
 class Parts:
-    """Several parts in shared memory: all outputs of some rows, their sums and maxima."""
+    """Several parts in shared memory, or at given `places`: all outputs of some rows, their sums
+    and maxima."""
 
-    def __init__(self, w: GpuWriter, count: int, rows: int, width: int) -> None:
+    def __init__(
+        self,
+        w: GpuWriter,
+        count: int,
+        rows: int,
+        width: int,
+        places: tuple[str, str, str] | None = None,
+    ) -> None:
         self.w, self.rows, self.width = w, rows, width
-        self.outputs = w.shared("float", count * rows * width)
-        self.totals = w.shared("float", count * rows)
-        self.tops = w.shared("float", count * rows)
+        sizes = (count * rows * width, count * rows, count * rows)
+        found = places or tuple(w.shared("float", size) for size in sizes)
+        self.outputs, self.totals, self.tops = found
 
     def put(self, number: str, row: int, feature: str, values: Sequence[str]) -> None:
         """Some neighbouring outputs of a part, four at a time."""
@@ -160,6 +168,12 @@ class Parts:
             for j, x in enumerate(values[k : k + 4]):
                 four = w(f"insertelement <4 x float> {four}, float {x}, i64 {j}")
             w.do(f"store <4 x float> {four}, ptr {w.offset(first, 'float', str(k))}, align 16")
+
+    def put_one(self, number: str, row: str, feature: str, x: str) -> None:
+        """One output of a part."""
+        w = self.w
+        at = w.add(w.mul(self._row(number, row), str(self.width)), feature)
+        w.do(f"store float {x}, ptr {w.offset(self.outputs, 'float', at)}")
 
     def note(self, number: str, row: str, total: str, top: str) -> None:
         """The sum and the maximum of a row of a part."""

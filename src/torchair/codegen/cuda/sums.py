@@ -278,18 +278,8 @@ class _Sums(ThreadUnit):
         w = self.w
         flag = self.scratch.get("flag") or w.shared("i32", 1)
         self.scratch["flag"] = flag
-        w.fence()
-        w.barrier()
-        with w.when(w(f"icmp eq i64 {w.thread()}, 0")):
-            counter = self._counter()
-            before = w.sub(w.mul(self.form.splits, self.turns + 1), 1)
-            last = w(f"icmp eq i32 {w.arrive(counter)}, {self._short(before)}")
-            with w.when(last):  # for the next launch
-                w.do(f"store i32 0, ptr {counter}")
-            w.do(f"store i32 {w(f'zext i1 {last} to i32')}, ptr {flag}")
-        w.barrier()
-        w.fence()
-        return w(f"icmp ne i32 {w(f'load i32, ptr {flag}')}, 0")
+        before = w.sub(w.mul(self.form.splits, self.turns + 1), 1)
+        return w.is_last(self._counter(), self._short(before), flag)
 
     def _await_all(self) -> None:
         """Wait until all blocks that share results are here."""

@@ -22,10 +22,20 @@ from torchair.codegen.cuda.jit import Entry, Gpu, foreign, ptx
 from torchair.codegen.cuda.jobs import launches_of
 from torchair.codegen.cuda.nest import NestShape, print_nest, shapes
 from torchair.codegen.cuda.run import Launches, SharedLaunches, entry_alone, entry_of
+from torchair.codegen.cuda.super_kernel import SuperKernel
 from torchair.codegen.cuda.tiles import B, packs_of
 from torchair.codegen.cuda.trial import GpuTrial, Replay
 from torchair.codegen.llvm import binding
-from torchair.codegen.program import Memory, PlanFamily, SizedPart, Subject, TargetPlan, TargetStep
+from torchair.codegen.program import (
+    ApartStep,
+    Memory,
+    PersistentKernel,
+    PlanFamily,
+    SizedPart,
+    Subject,
+    TargetPlan,
+    TargetStep,
+)
 from torchair.codegen.requests import Attention, Joint, Loops, MatMul, Product, Request
 
 TYPES = ("f32", "bf16", "f16")
@@ -219,18 +229,37 @@ class CudaTarget:
         """The launches of a part; of one that was not scheduled now."""
         key = ("launches", *(id(s.code.operands) for s in steps))
         if key not in plan.layouts:
-            plan.layouts[key] = SharedLaunches(steps, plan, self.joined)
+            plan.layouts[key] = SharedLaunches(steps, plan, self.joined, self._part)
         return plan.layouts[key]
+
+    def _part(self, order: target.KernelOrder) -> target.Generated:
+        """What an order asks for as a part of a persistent kernel."""
+        machine = replace(self._machine, persistent=True)
+        return CudaTarget(self.index, machine).generate(order.request, order.label, order.config)
 
     def entries(self, plan: TargetPlan) -> list[Entry]:
         """What the launches of a plan run."""
-        groups = [g for part in plan.native_parts for g in self._shared(part, plan).groups]
-        return [entry_of(group, self.library.machine) for group in groups]
+        machine = self._machine
+        units = [
+            u for part in plan.native_parts for u in self._shared(part, plan).units(plan, machine)
+        ]
+        return [u.entry if isinstance(u, SuperKernel) else entry_of(u, machine) for u in units]
+
+    def persistent(self, plan: TargetPlan) -> tuple[list[PersistentKernel], list[ApartStep]]:
+        """Those of all parts."""
+        kernels: list[PersistentKernel] = []
+        apart: list[ApartStep] = []
+        for part in plan.native_parts:
+            shared = self._shared(part, plan)
+            units = shared.units(plan, self._machine)
+            kernels += [u.told(part) for u in units if isinstance(u, SuperKernel)]
+            apart += shared.apart
+        return kernels, apart
 
     def build(self, plan: Any) -> None:
         """Machine code of all launches."""
         for part in plan.native_parts:
-            self._shared(part, plan).built(self.library)
+            self._shared(part, plan).built(self.library, plan)
 
     def bind(
         self, steps: Sequence[TargetStep], memory: Memory, threads: int, last: Sequence[int] = ()

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torchair.codegen.cuda.jit import WARP, Gpu
+from torchair.codegen.cuda.record import FIRST_WAIT, WAITS
 from torchair.codegen.sizes import Element, Size, SizeArgument
 from torchair.codegen.target import Kernel, TensorTile
 from torchair.codegen.text.writer import BITS, KernelWriter, is_float
 
 _REGISTERS = "llvm.nvvm.read.ptx.sreg"
+_BYTES = {"i8": 1, "i32": 4, "float": 4, "i64": 8, "double": 8, "i128": 16}
+ALONE = ("i64 %block", "i64 %blocks")
+"""Parameters of a kernel before its words."""
+PART = (
+    *ALONE,
+    "ptr addrspace(3) %room",
+    "i64 %asked",
+    "ptr addrspace(3) %item",
+    "i32 %threads",
+    "i64 %thread",
+    "i32 %barrier",
+)
+"""Those of a part of a persistent kernel: also its shared memory, where in it that begins which a
+launch would be asked for, the record of the item, the threads of a block of this part, the number
+of this one among them, and that of their barrier."""
 
 
 class GpuWriter(KernelWriter):
@@ -26,6 +43,7 @@ class GpuWriter(KernelWriter):
         self._zeros = ""
         self._placed: dict[int, str] = {}
         self._tensors: list[TensorTile] = []
+        self._room = 0  # bytes of the shared memory of a persistent kernel
 
     # ---- arguments ----
 
@@ -62,6 +80,8 @@ class GpuWriter(KernelWriter):
 
     def thread(self) -> str:
         """The number of this thread in its block, an i64."""
+        if self.gpu.persistent:
+            return "%thread"
         return self._special("tid.x")
 
     def block_number(self) -> str:
@@ -79,7 +99,12 @@ class GpuWriter(KernelWriter):
         return self.entry(f"zext i32 {short} to i64")
 
     def barrier(self) -> None:
-        """Wait for all threads of the block; what they wrote to shared memory is there then."""
+        """Wait for all threads of the block; what they wrote to shared memory is there then. A
+        persistent kernel may have more threads than this part of it."""
+        if self.gpu.persistent:
+            code, given = '"bar.sync $0, $1;", "r,r,~{memory}"', "i32 %barrier, i32 %threads"
+            self.do(f"call void asm sideeffect {code}({given}) convergent")
+            return
         self.call("void", "llvm.nvvm.barrier0")
 
     def warp_barrier(self) -> None:
@@ -107,13 +132,49 @@ class GpuWriter(KernelWriter):
         self.do(f"br i1 {enough}, label %{name}.enough, label %{name}.again")
         self.label(f"{name}.enough")
 
+    def is_last(self, counter: str, before: str, flag: str) -> str:
+        """Whether this block is the last of those that count here, which `before` others are: an
+        i1. What the others wrote is there then, and the counter is zero. `flag` is an i32 in shared
+        memory."""
+        self.fence()
+        self.barrier()
+        with self.when(self(f"icmp eq i64 {self.thread()}, 0")):
+            last = self(f"icmp eq i32 {self.arrive(counter)}, {before}")
+            with self.when(last):  # for the next launch
+                self.do(f"store i32 0, ptr {counter}")
+            self.do(f"store i32 {self(f'zext i1 {last} to i32')}, ptr {flag}")
+        self.barrier()
+        self.fence()
+        return self(f"icmp ne i32 {self(f'load i32, ptr {flag}')}, 0")
+
     def wait(self) -> None:
-        """Wait for the launch before this one, if the GPU began this one early."""
+        """Wait for the launch before this one, if the GPU began this one early; in a persistent
+        kernel, for the items that this one needs."""
+        if self.gpu.persistent:
+            self._await_items()
+            return
         self.assembly("griddepcontrol.wait;", "void", "~{memory}")
+
+    def _await_items(self) -> None:
+        """Each of the first threads waits for one counter of the record of this item. The barrier
+        hands on what they have seen to all others."""
+        count = self._of_item(str(WAITS))
+        with self.when(self(f"icmp slt i64 {self.thread()}, {count}")):
+            first = self.add(self.mul(self.thread(), "2"), str(FIRST_WAIT))
+            counter = self(f"inttoptr i64 {self._of_item(first)} to ptr")
+            value = self._of_item(self.add(first, "1"))
+            self.await_count(counter, self(f"trunc i64 {value} to i32"))
+        self.barrier()
+
+    def _of_item(self, number: str) -> str:
+        at = self(f"getelementptr i64, ptr addrspace(3) %item, i64 {number}")
+        return self(f"load i64, ptr addrspace(3) {at}")
 
     def release(self, where: str) -> None:
         """Let the launch after this one begin as far as there is room, if an i1 is true. It waits
         for this one before it reads what others write."""
+        if self.gpu.persistent:
+            return
         with self.when(where):
             self.assembly("griddepcontrol.launch_dependents;", "void", "~{memory}")
 
@@ -127,7 +188,12 @@ class GpuWriter(KernelWriter):
         return self(code)
 
     def shared(self, element: str, count: int) -> str:
-        """Memory of the block, as an address that any load or store takes."""
+        """Memory of the block, as an address that any load or store takes. The parts of a
+        persistent kernel use the same, one after the other."""
+        if self.gpu.persistent:
+            place = self.entry(f"getelementptr i8, ptr addrspace(3) %room, i64 {self._room}")
+            self._room += -(-count * _BYTES[element] // 16) * 16
+            return self.entry(f"addrspacecast ptr addrspace(3) {place} to ptr")
         name = f"@ENTRY.shared{len(self._shared)}"
         kind = f"[{count} x {element}]"
         self._shared.append(f"{name} = internal addrspace(3) global {kind} poison, align 16\n")
@@ -143,6 +209,8 @@ class GpuWriter(KernelWriter):
         return self.entry(f"trunc i64 {wide} to i32")
 
     def _asked(self, align: int) -> str:
+        if self.gpu.persistent:
+            return self.entry("getelementptr i8, ptr addrspace(3) %room, i64 %asked")
         name = "@ENTRY_asked"
         text = f"{name} = external addrspace(3) global [0 x i8], align {align}\n"
         if text not in self._shared:
@@ -216,7 +284,8 @@ class GpuWriter(KernelWriter):
         words = dict(sorted(self._words.items()))
         own = [f"{t} %w{k}" for k, t in words.items()]
         tensors = [f"ptr %t{k}" for k in range(len(self._tensors))]
-        given = ", ".join(["i64 %block", "i64 %blocks", *own, *tensors])
+        given = ", ".join([*(PART if self.gpu.persistent else ALONE), *own, *tensors])
         code = self.text(f"internal void @ENTRY({given})", "alwaysinline")
         text = "".join([self._zeros, *self._shared, *self._helpers.values(), code])
-        return Kernel.of(label, text, self.declared.values(), words, self._tensors)
+        made = Kernel.of(label, text, self.declared.values(), words, self._tensors)
+        return replace(made, room=self._room)

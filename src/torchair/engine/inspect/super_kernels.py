@@ -1,5 +1,6 @@
 """`torchair.scope.super_kernel`: what a scope asks for as one kernel is one segment of native code
-here, steps that run in one call with nothing of torch between them. Says where that fails.
+here, steps that run in one call with nothing of torch between them, and on a GPU one persistent
+kernel. Says where that fails.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class ScopeBreak:
 
     scope: str
     step: Step
+    why: str = ""  # its kernel is no part of one for all
 
     @property
     def reason(self) -> str:
@@ -32,6 +34,8 @@ class ScopeBreak:
         what = row_name(self.step).removeprefix("torchair::")
         if node.type == "TorchCall":
             what = _text(node, "target")
+        if self.why:
+            return f"{what} is launched by itself: {self.why}"
         if self.step.kind == "native":
             return f"{what} of the scope runs on another stream"
         return f"{what} has no native kernel here ({self.step.kind})"
@@ -50,6 +54,7 @@ def check_super_kernels(plan: Plan) -> None:
 
 def breaks(plan: Plan) -> Iterator[ScopeBreak]:
     """The first break of each scope."""
+    apart = {id(a.step): a.reason for a in plan.target.persistent(plan)[1]} if plan.target else {}
     for scope, steps in _scopes(plan).items():
         run = plan.steps[min(steps) : max(steps) + 1]
         found = next((s for s in run if s.kind != "native"), None)
@@ -57,8 +62,11 @@ def breaks(plan: Plan) -> Iterator[ScopeBreak]:
             lanes = plan.schedule.steps
             lane = next(lane for lane in lanes if min(steps) in lane)
             found = next((plan.steps[k] for k in steps if k not in lane), None)
+        late = next((s for s in run if id(s) in apart), None)
         if found is not None:
             yield ScopeBreak(scope, found)
+        elif late is not None:
+            yield ScopeBreak(scope, late, apart[id(late)])
 
 
 def _scopes(plan: Plan) -> dict[str, list[int]]:

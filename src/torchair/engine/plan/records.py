@@ -15,6 +15,7 @@ from torchair.codegen.program import Allocation, Native, TargetStep
 from torchair.codegen.streams import HOST, DeviceStreams, streams_of
 from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig, Target
 from torchair.engine.plan.arena import Arena, Laid
+from torchair.labels import SUPER_KERNEL
 
 if TYPE_CHECKING:
     from torchair.ge.graph import Node, Value
@@ -195,6 +196,7 @@ class Plan:
     # of kernels for several steps
     config_of: Callable[[Any], KernelConfig] = lambda request: DEFAULT_CONFIG
     threads: int = 0  # most that run its native steps, 0: as many as torch has
+    super_kernels: bool = False  # whether native steps that follow one another are one kernel
 
     @property
     def streams(self) -> DeviceStreams | None:
@@ -304,6 +306,15 @@ class Plan:
                 allocation.offset = placement.offsets[allocation.buffer]
                 allocation.bytes = placement.sizes[allocation.buffer]
         self.arena_size, self.arena_floor = placement.total, placement.floor
+
+    def super_kernel_of(self, step: TargetStep) -> str | None:
+        """The one kernel that a step is to be computed in with others: that of all steps, or of the
+        first scope that one of its nodes is in."""
+        if self.super_kernels:
+            return ""
+        assert isinstance(step, Step)
+        scopes = (n.attrs.get(SUPER_KERNEL) for n in step.also or [step.node])
+        return next((str(s.value) for s in scopes if s is not None and s.value), None)
 
     def place(self, slot: int) -> tuple[Allocation, int]:
         """The allocation a slot is in, and how many bytes after its begin."""
