@@ -35,7 +35,7 @@ __all__ = [
 
 FAMILIES = (
     "activation", "attention", "batch_norm", "contraction", "create", "effects", "elementwise",
-    "foreach", "gated", "generic", "index", "loss", "norm", "pool", "quant", "random", "reduce",
+    "foreach", "gated", "generic", "group_norm", "index", "loss", "norm", "pool", "quant", "random", "reduce",
     "scatter", "shape", "slicing",
 )  # fmt: skip
 
