@@ -11,9 +11,13 @@ from torchair import ge
 from torchair.convert.registry import Decline, builtin
 from torchair.convert.shape import View, ViewFolder
 from torchair.ge.graph import Value
+from torchair.ge.shapes import is_static, numel
 
 aten = torch.ops.aten
 LEFT_UP_CAUSAL = 2
+_SCORES = 1 << 20
+"""Scores up to which products are faster than torch's kernel for the gradient, which computes by
+blocks. Two tensors of this size live at a time."""
 
 
 @builtin(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -33,6 +37,46 @@ def flash_attention_for_cpu(
         raise Decline("sums of float64 exponentials are read, which GE keeps in float32")
     out, lse = _attention(query, key, value, attn_mask, is_causal, scale, views, sums=True)
     return out, ge.Squeeze(lse, axis=[3])
+
+
+@builtin(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def flash_attention_for_cpu_backward(
+    grad_out: View,
+    query: View,
+    key: View,
+    value: View,
+    out: View,
+    logsumexp: Value,
+    dropout_p: float,
+    is_causal: bool,
+    attn_mask: Any,
+    scale: float | None,
+    views: ViewFolder,
+) -> list[Value]:
+    """By products, whose results are scores and their gradients as a whole."""
+    _no_dropout(dropout_p, scale)
+    if attn_mask is not None or query.dtype != ge.DataType.DT_FLOAT:
+        raise Decline("a mask, or another type than float32")
+    if query.shape[:2] != key.shape[:2] or query.shape[-1] != value.shape[-1]:
+        raise Decline("heads share keys, or values have another width")
+    dims = (*query.shape[:3], key.shape[2])
+    if not is_static(dims) or not 0 < numel(dims) <= _SCORES:
+        raise Decline("sizes vary, or scores leave the cache")
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    grad, q, k, v, made = (views.emit(x) for x in (grad_out, query, key, value, out))
+    scores = ge.Mul(ge.BatchMatMul(q, k, adj_x2=True), factor)
+    weights = ge.Exp(ge.Sub(scores, ge.Unsqueeze(logsumexp, axes=[3])))
+    if is_causal:
+        seen = ge.Const(torch.ones(dims[2:], dtype=torch.bool).tril())
+        weights = ge.SelectV2(seen, weights, 0.0)
+    along = ge.ReduceSum(ge.Mul(grad, made), [3], keep_dims=True)
+    of_weights = ge.Sub(ge.BatchMatMul(grad, v, adj_x2=True), along)
+    of_scores = ge.Mul(ge.Mul(weights, of_weights), factor)
+    return [
+        ge.BatchMatMul(of_scores, k),
+        ge.BatchMatMul(of_scores, q, adj_x1=True),
+        ge.BatchMatMul(weights, grad, adj_x1=True),
+    ]
 
 
 @builtin(
