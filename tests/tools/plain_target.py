@@ -56,6 +56,7 @@ class PlainTarget:
     splits_lists = False
     drawing_threads = 0
     splits_batch_norms = False
+    outer_batches = False
     splits_group_norms = False
     enters = replays = False
     quantised = reach = 0

@@ -64,7 +64,7 @@ def moments(o: LowerOp) -> list[Lowered]:
 
 def _groups_rule(op: Op) -> list[Fact]:
     dtype, dims = op.dtype("means"), op.shape("means")
-    return [*[Fact(dtype, (*dims[:2], 1))] * 2, *[Fact(dtype, dims)] * 2]
+    return [*[Fact(dtype, dims[:2])] * 2, *[Fact(dtype, dims)] * 2]
 
 
 def _groups_kernel(op: Op) -> TorchKernel:
@@ -74,7 +74,8 @@ def _groups_kernel(op: Op) -> TorchKernel:
         mean = means.mean(2, keepdim=True)
         between = (means - mean).square().sum(2, keepdim=True) * points
         rstd = ((squares.sum(2, keepdim=True) + between) / size + eps).rsqrt()
-        return mean, rstd, mean.expand(means.shape).clone(), rstd * gamma
+        shift = mean.expand(means.shape).clone()
+        return mean.squeeze(2), rstd.squeeze(2), shift, rstd * gamma
 
     return run
 
@@ -100,7 +101,8 @@ def group_moments(o: LowerOp) -> list[Lowered]:
     rstd = elementwise(inverse_root(o.attr("epsilon")), variance)
     shift = elementwise(lambda m, _: m, mean, means)
     scale = elementwise(f.mul, rstd, o.tensor("gamma"))
-    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate((mean, rstd, shift, scale))]
+    found = (*(f.dropped(t, _IN_GROUP) for t in (mean, rstd)), shift, scale)
+    return [f.typed(t, o.out_dtype(k)) for k, t in enumerate(found)]
 
 
 # ---- backward ----

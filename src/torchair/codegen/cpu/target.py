@@ -47,6 +47,7 @@ class CpuTarget:
     splits_lists = False
     drawing_threads = 0
     splits_batch_norms = False
+    outer_batches = True
     splits_group_norms = True
     overlaps = False
     shares_sums = False

@@ -19,8 +19,8 @@ _FLOATS = (DataType.DT_FLOAT, DataType.DT_FLOAT16, DataType.DT_BF16, DataType.DT
 
 
 def split_group_norms(graph: Graph, state: GraphState) -> None:
-    """GroupNormV2 -> Moments, GroupMoments and a map; GroupNormGrad -> ReduceSum, GroupSums and a map.
-    Where the target has no kernels for the parts they stay."""
+    """GroupNormV2 -> Moments, GroupMoments and a map; GroupNormGrad -> ReduceSum, GroupSums and a
+    map. Where the target has no kernels for the parts they stay."""
     if not state.splits_group_norms:
         return
     for node in [n for n in graph.nodes if n.type in GROUP_NORMS and _is_split(n)]:
@@ -105,7 +105,7 @@ def _forward(node: Node) -> list[Value]:
     shift, scale = map(g.against_elements, found[2:])
     beta = ge.Reshape(cast(node.value_on("beta"), g.x.dtype), [1, g.dims[1], *[1] * len(g.axes)])
     y = ge.Add(ge.Mul(ge.Sub(g.x, shift), scale), beta)
-    return [y, *(ge.Reshape(v, [g.dims[0], g.groups]) for v in found[:2])]
+    return [y, *found[:2]]
 
 
 def _backward(node: Node) -> list[Value]:
