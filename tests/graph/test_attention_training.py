@@ -81,9 +81,7 @@ def test_large_scores_are_hidden_from_queries_before_them() -> None:
 
 def test_gradient_with_a_mask_is_that_of_torch() -> None:
     mask = torch.randn(21, 21)
-    check_gradients(
-        lambda *t: attended(attn_mask=mask.to(t[0].dtype))(*t), tokens(), native=False
-    )
+    check_gradients(lambda *t: attended(attn_mask=mask.to(t[0].dtype))(*t), tokens(), native=False)
 
 
 def test_gradient_of_many_scores_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,23 +244,6 @@ def test_training_of_convolutions() -> None:
     assert {"BatchNormGradV3", "LogSoftmaxGrad", "NLLLossGrad", "ReluGrad", "MatMul"} <= types
 
 
-@pytest.mark.parametrize("last", (False, True))
-def test_training_of_group_norms(last: bool) -> None:
-    """Sums, their groups and maps are generated, with activations and without a change of layout."""
-    torch.manual_seed(0)
-    norm = nn.GroupNorm(4, 32)
-    nn.init.normal_(norm.weight)
-    model = nn.Sequential(norm, nn.SiLU(), MeanSquare())
-    x = (torch.randn(2, 32, 7, 5) * 3 + 2).requires_grad_()
-    if last:
-        x = x.detach().to(memory_format=torch.channels_last).requires_grad_()
-    forward, backward = _check_training(model, (x,))
-    steps = [s for g in (forward, backward) for s in g.plan.steps if s.kind != "view"]
-    assert {s.kind for s in steps} == {"native"}
-    assert {"Moments", "GroupMoments", "Swish"} <= native_types(forward.plan)
-    assert {"GroupSums", "SwishGrad"} <= native_types(backward.plan)
-
-
 class Points(nn.Sequential):
     """Convolutions of single points with batch norms between."""
 

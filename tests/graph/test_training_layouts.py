@@ -95,7 +95,9 @@ class Heavy(nn.Module):
         return self.last(F.relu(self.heavy(F.relu(self.norm(self.first(x))))))
 
 
-@pytest.mark.parametrize("make", [Block, lambda: Block(groups=4), Pools, Dense, Points, Groups, Heavy])
+@pytest.mark.parametrize(
+    "make", [Block, lambda: Block(groups=4), Pools, Dense, Points, Groups, Heavy]
+)
 @pytest.mark.parametrize("last", [False, True])
 def test_values_and_strides_are_those_of_eager(make: Callable[[], nn.Module], last: bool) -> None:
     torch.manual_seed(0)
