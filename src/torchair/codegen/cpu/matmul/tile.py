@@ -182,13 +182,15 @@ class ProductValues:
 
     def address_of_a(self, batch: str, m: str, k: str) -> str:
         """Where A[batch, m, k] is."""
-        batches = self._batches(batch, self.a_batch, self.spec.outer and self.spec.outer.a)
+        outer = self.spec.outer
+        batches = self._batches(batch, self.a_batch, None if outer is None else outer.a)
         terms = (*batches, (m, self.a_row), (k, self.a_k))
         return self._address(self.w.pointer(0), terms)
 
     def address_of_b(self, batch: str, k: str, n: str) -> str:
         """Where B[batch, k, n] is, unless it is packed."""
-        batches = self._batches(batch, self.b_batch, self.spec.outer and self.spec.outer.b)
+        outer = self.spec.outer
+        batches = self._batches(batch, self.b_batch, None if outer is None else outer.b)
         terms = (*batches, (k, self.b_k), (n, self.b_column))
         return self._address(self.w.pointer(1), terms)
 

@@ -4,6 +4,7 @@ sums, and the sums of a gradient with what makes it. Any layout of the elements 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torchair import ge
@@ -11,7 +12,7 @@ from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Value
 from torchair.ge.rewrite import cast
-from torchair.ge.shapes import is_static, numel
+from torchair.ge.shapes import is_static
 from torchair.labels import STREAM_LABEL
 
 GROUP_NORMS = ("GroupNormV2", "GroupNormGrad")
@@ -62,13 +63,14 @@ class _Groups:
     @property
     def dims(self) -> tuple[int, ...]:
         """Of the elements."""
-        assert self.x.shape is not None
-        return self.x.shape
+        dims = self.x.shape
+        assert dims is not None and is_static(dims)
+        return tuple(map(int, dims))
 
     @property
     def points(self) -> int:
         """Elements of a channel."""
-        return numel(self.dims[2:])
+        return math.prod(self.dims[2:])
 
     @property
     def axes(self) -> list[int]:
