@@ -106,16 +106,14 @@ def test_gradients_on_a_gpu(dtype: torch.dtype, groups: int, last: bool) -> None
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("groups", [1, 128])
 @pytest.mark.parametrize("allowed", [False, True])
-def test_gradients_with_tf32(
-    allowed: bool, groups: int, last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_with_tf32(allowed: bool, groups: int, last: bool) -> None:
     """Where it is allowed, convolutions in another layout than eager's may use it and eager's not.
     They are no less exact than eager's in that layout."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
     x = torch.randn(6, 3, 17, 15).cuda()
-    check_steps(Headed(groups, 128).cuda(), x, last, either=allowed)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed):
+        check_steps(Headed(groups, 128).cuda(), x, last, either=allowed)
 
 
 @pytest.mark.cuda

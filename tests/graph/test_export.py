@@ -427,7 +427,7 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ValueError, match="does not go with set_dim_gears, which 1 arguments"):
             torchair.dynamo_export(model=Last(), export_path=folder, **given)
     shared = torch.randn(8)
-    with pytest.raises(GraphError, match="share memory that it updates"):
+    with pytest.raises(GraphError, match="share memory that the model updates"):
         torchair.dynamo_export(shared[:4], shared[2:6], model=Updating(), export_path=folder)
     monkeypatch.setattr(air, "MAX_BYTES", 500)
     with pytest.raises(SerializationError, match="the format ends at"):

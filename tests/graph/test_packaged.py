@@ -199,7 +199,7 @@ def test_what_cannot_be_packaged_is_told(folder: Path, tmp_path: Path, capsys: A
     assert cli.main([*given, "--cpu", "x86-64-v3", "--gpu", "sm_90"]) == 2
     assert cli.main(["package", str(folder / "dynamic.air"), *given[2:]]) == 2
     told = capsys.readouterr().err
-    assert "there are x86-64-v2" in told and "fixed sizes" in told and "package already" in told
+    assert "known are x86-64-v2" in told and "fixed sizes" in told and "package already" in told
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match=r"no code for x86-64-v4.avx512vnni"):
         torchair.load(folder / "fixed.air", trust=True, processor="x86-64-v4+avx512vnni")

@@ -304,10 +304,8 @@ def test_float32_on_a_gpu(
     dtype: torch.dtype,
     allowed: bool,
     reason: str | None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Channels last are TF32 there, and eager's channels first are not where there are few."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
 
     def forward(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
         return F.conv2d(F.conv2d(x, w, padding=1, groups=groups), u)
@@ -316,7 +314,8 @@ def test_float32_on_a_gpu(
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
         joint = fx.experimental.proxy_tensor.make_fx(forward)(*given)
-    said = layouts._declines(called(joint, torch.ops.aten.convolution.default))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed):
+        said = layouts._declines(called(joint, torch.ops.aten.convolution.default))
     assert said is None if reason is None else reason in str(said)
 
 

@@ -43,7 +43,6 @@ from torchair.deploy import compiled
 MODES = ("max-autotune", "max-autotune", "reduce-overhead", "npugraph_ex")
 SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, 6e4)
 CALLS = 3
-fast_path.FIRST = compiled._PATIENCE = 1  # native entries serve the second call
 CYCLE = (
     *("plain",) * 12, *("recipe",) * 10, *("operator",) * 5, *("npu",) * 12, *("complex",) * 4,
     *("graph",) * 8, *("pair",) * 4, *("functorch",) * 4, *("autocast",) * 3,
@@ -476,13 +475,16 @@ def swap_sums(gm: torch.fx.GraphModule, *_: Any) -> None:
 @contextmanager
 def quiet(poisoned: bool = True) -> Iterator[None]:
     """Warnings and logs of refusals are expected here; gradients are not. Memory that is read
-    unwritten is NaN, and a fallback that hides a fault is an error. Dynamo flushes the cache of the
-    processor to time its guards, a fifth of the time of a program: not here."""
+    unwritten is NaN, and a fallback that hides a fault is an error. Native guards serve the second
+    call. Dynamo flushes the cache of the processor to time its guards, a fifth of the time of a
+    program: not here."""
     poison = patch.dict(os.environ, TORCHAIR_POISON=str(int(poisoned)), TORCHAIR_STRICT="1")
     untimed = patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
+    early = patch.object(fast_path, "FIRST", 1), patch.object(compiled, "_PATIENCE", 1)
     logging.disable(logging.ERROR)
     try:
-        with poison, untimed, warnings.catch_warnings(action="ignore"), torch.no_grad():
+        with poison, untimed, early[0], early[1], torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(logging.NOTSET)

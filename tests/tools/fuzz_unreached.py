@@ -8,7 +8,6 @@ _REFUSED = "the operator raises an error for such operands, so there is no resul
 UNREACHED: dict[tuple[str, str], str] = {
     ("pass", "lay_out_filters"): _GPU,
     ("pattern", "DequantisedProduct"): _GPU,
-    ("rule declines", "quantised: there are no kernels for its rows, but for up to {}"): _GPU,
     (
         "rule declines",
         "quantised: scales are not for columns of the weight or pieces of them",
