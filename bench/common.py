@@ -20,6 +20,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+Clock = Callable[[], float]
 console = Console(width=110)
 
 _ACCELERATED = torch.cuda.is_available()
@@ -34,40 +35,44 @@ def synchronize() -> None:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], windows: int = 8, seconds: float = 0.12
+    calls: Mapping[str, Callable[[], Any]],
+    windows: int = 8,
+    seconds: float = 0.12,
+    clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
     """Seconds a call takes: the contestants take turns, the best window's median counts.
 
     Machines are shared; what happens to one contestant happens to the others a moment later.
+    Where others take all cores, `time.process_time` counts what this process computes.
     """
-    plans = {name: _plan(call, seconds) for name, call in calls.items()}
+    plans = {name: _plan(call, seconds, clock) for name, call in calls.items()}
     best = dict.fromkeys(calls, float("inf"))
     for _ in track(range(windows), "measuring", console=console, transient=True):
         for name, call in calls.items():
             batch, count = plans[name]
-            times = [timed(call, batch) for _ in range(count)]
+            times = [timed(call, batch, clock) for _ in range(count)]
             best[name] = min(best[name], statistics.median(times))
     return best
 
 
-def _plan(call: Callable[[], Any], seconds: float) -> tuple[int, int]:
+def _plan(call: Callable[[], Any], seconds: float, clock: Clock) -> tuple[int, int]:
     """Calls timed at once and how many times in a window. On an accelerator each call is waited
     for, so there every call is timed alone."""
-    once, end = max(timed(call), 1e-7), time.perf_counter() + seconds
+    once, end = max(timed(call, 1, clock), 1e-7), time.perf_counter() + seconds
     while time.perf_counter() < end:  # the first calls are slow, and so are interrupted ones
-        once = min(once, timed(call))
+        once = min(once, timed(call, 1, clock))
     batch = 1 if _ACCELERATED else max(1, int(_BATCH / once))
     return batch, max(3, int(seconds / (batch * once)))
 
 
-def timed(call: Callable[[], Any], batch: int = 1) -> float:
+def timed(call: Callable[[], Any], batch: int = 1, clock: Clock = time.perf_counter) -> float:
     """Seconds of a call, the mean if it is made several times."""
     synchronize()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(batch):
         call()
     synchronize()
-    return (time.perf_counter() - start) / batch
+    return (clock() - start) / batch
 
 
 def resident(field: str) -> float:

@@ -290,6 +290,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="peak memory too, in new processes")
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--quick", action="store_true", help="few and short windows")
+    parser.add_argument("--processor-time", action="store_true", help="not the clock on the wall")
     parser.add_argument("--peak-of", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     setting = Setting(options.autocast, options.channels_last)
@@ -300,6 +301,7 @@ def main() -> None:
         return
     ways = [w for w in WAYS if w != "inductor" or (has_inductor() and not options.no_inductor)]
     windows = {"windows": 3, "seconds": 0.1} if options.quick else {"windows": 8, "seconds": 0.3}
+    clock = time.process_time if options.processor_time else time.perf_counter
     warn_if_busy()
     wanted = options.only.split(",")
     chosen = [n for n in ENTRIES if any(part in n for part in wanted)]
@@ -310,7 +312,7 @@ def main() -> None:
     for name in (n for n in chosen if n not in absent):
         console.print(f"{name}, model {len(rows) + 1} of {len(chosen) - len(absent)}", style="dim")
         torch._dynamo.reset()
-        rows[name] = measure(name, ways, setting, windows)
+        rows[name] = measure(name, ways, setting, {**windows, "clock": clock})
         if options.memory:
             rows[name]["peaks"] = {
                 way: in_process(__file__, "--only", name, "--peak-of", way, *setting.flags())[

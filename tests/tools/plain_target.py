@@ -58,6 +58,8 @@ class PlainTarget:
     splits_lists = False
     drawing_threads = 0
     splits_batch_norms = False
+    outer_batches = False
+    splits_group_norms = False
     enters = replays = False
     quantised = reach = 0
     seconds = 0.0

@@ -33,7 +33,8 @@ def test_every_prototype_parses_and_has_a_builder():
     ours = {
         "TorchCall", "TorchUpdate", "ConvGradients", "PagedUpdate", "ChannelsLast",
         "BatchNormStatistics", "BatchNormScale", "BatchNormSums", "BatchNormInputGrad",
-        "NativeDropout", "PhiloxState", "PhiloxMask",
+        "NativeDropout", "PhiloxState", "PhiloxMask", "Moments",
+        "GroupMoments", "GroupSums",
     }  # fmt: skip
     types = [t for t in known_types() if t not in ours]
     assert len(types) == 1736 + 5  # CANN's, and those that the original makes with custom_op

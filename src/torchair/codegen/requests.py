@@ -49,6 +49,16 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Outer:
+    """Batches of batches: matrices that one stride does not reach, such as those of the heads of
+    several sequences. A batch of a product then counts through all of them."""
+
+    inner: Size  # matrices from one outer batch to the next
+    a: Size  # stride of A over outer batches
+    b: Size  # and of B
+
+
+@dataclass(frozen=True)
 class MatMul:
     """The product C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n].
 
@@ -70,6 +80,7 @@ class MatMul:
     weight: Weight | None = None  # what the integers of B mean, where it holds integers
     batch_invariant: bool = False
     """Whether a row of results must have the same bits whatever m and the threads are."""
+    outer: Outer | None = None  # where strides over the batch are those of an inner batch
 
     @property
     def integers(self) -> Weight:

@@ -278,6 +278,11 @@ class Target(Protocol):
     splits_batch_norms: bool
     """Whether the sums of a batch norm in training are best kernels of their own: all threads of
     the device add up a channel, and what follows is a map over elements."""
+    outer_batches: bool
+    """Whether products take matrices that lie in batches of batches."""
+    splits_group_norms: bool
+    """Whether a group norm is best sums over channels and a map over elements; else it is torch's
+    kernel."""
     overlaps: bool
     """Whether calls of libraries run at the same time if they follow one another and none needs
     another."""

@@ -29,10 +29,10 @@ _LAST = torch.channels_last
 _CONVOLUTIONS = {aten.convolution.default: (2, 6, 8), aten.convolution_backward.default: (3, 7, 9)}
 """How many of the first arguments are images or filters, and which ones say whether it is
 transposed and how many groups it has."""
-_FIRST = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
-"""Kernels for channels first: around each of them images would be laid out anew."""
+_GROUP_NORMS = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
+"""Beside a CPU kernels for channels first: around each of them images would be laid out anew."""
 _KEEP = frozenset({
-    *_CONVOLUTIONS, getitem,
+    *_CONVOLUTIONS, *_GROUP_NORMS, getitem,
     aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default,
     aten._native_batch_norm_legit.no_stats, aten._to_copy.default, aten.threshold_backward.default,
     aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default,
@@ -73,7 +73,7 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
     if not nodes:
         return
     counts = Counter(map(_preferred, nodes))
-    first = any(n.target in _FIRST for n in joint.graph.nodes)
+    first = any(n.target in _GROUP_NORMS and not _is_on_cpu(n) for n in joint.graph.nodes)
     reason = "group norms want channels first" if first else _declines(nodes)
     if reason is None:
         layout = _Layout()
@@ -90,6 +90,11 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
         logger.info("convolutions of a training graph keep their layout: %s", reason)
     found = ", ".join(f"{count} {preferred}" for preferred, count in sorted(counts.items()))
     debug_print(3, f"torchair layouts of convolutions in training: {reason or found}")
+
+
+def _is_on_cpu(node: fx.Node) -> bool:
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return bool(value.device.type == "cpu")
 
 
 def _declines(nodes: Iterable[fx.Node]) -> str | None:

@@ -31,6 +31,9 @@ BatchNormStatistics	x weight	mean rstd scale variance	epsilon:Float
 BatchNormScale	x mean scale bias	y
 BatchNormSums	dy x weight mean rstd	dweight dbias scale slope level
 BatchNormInputGrad	dy x mean scale slope level	dx
+Moments	x	mean squares	axes:ListInt
+GroupMoments	means squares gamma	mean rstd shift scale	points:Int epsilon:Float
+GroupSums	total along rstd gamma	dgamma scale slope level	points:Int
 ChannelsLast	x	y
 """
 

@@ -35,8 +35,8 @@ __all__ = [
 
 FAMILIES = (
     "activation", "attention", "batch_norm", "contraction", "create", "effects", "elementwise",
-    "foreach", "gated", "generic", "index", "loss", "norm", "pool", "quant", "random", "reduce",
-    "scatter", "shape", "slicing",
+    "foreach", "gated", "generic", "group_norm", "index", "loss", "norm", "pool", "quant", "random",
+    "reduce", "scatter", "shape", "slicing",
 )  # fmt: skip
 
 for _family in FAMILIES:

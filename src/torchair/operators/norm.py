@@ -86,7 +86,7 @@ def inverse_root(eps: float) -> Callable[[Expr], Expr]:
     return lambda v: f.div(1.0, f.sqrt(f.add(v, float(eps))))
 
 
-def _moments(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> tuple[Lowered, Lowered]:
+def corrected_moments(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> tuple[Lowered, Lowered]:
     """The mean, and the sum of squared deviations from it, by the corrected two-pass algorithm: the
     second pass also sums up what rounding left in the mean of the first, so that equal elements
     deviate by nothing."""
@@ -112,7 +112,7 @@ def _moments(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> tuple[Lowered, Lo
 def layer_norm(o: LowerOp) -> list[Lowered]:
     """Elements less their mean over their deviation."""
     x, axes = o.tensor("x"), _normalised(o)
-    middle, squares = _moments(o, x, axes)
+    middle, squares = corrected_moments(o, x, axes)
     centred = elementwise(f.sub, x, middle)
     rstd = elementwise(inverse_root(o.attr("epsilon")), f.divided(squares, f.count(x, axes)))
     y = elementwise(f.mul, centred, rstd)
@@ -353,7 +353,7 @@ def _not_training(o: Op) -> str | None:
 def batch_norm(o: LowerOp) -> list[Lowered]:
     """Each channel less its mean over its deviation, and the running statistics."""
     x, axes = o.tensor("x"), but_channels(o)
-    middle, squares = _moments(o, x, axes)
+    middle, squares = corrected_moments(o, x, axes)
     centred = elementwise(f.sub, x, middle)
     n = f.count(x, axes)
     rstd = elementwise(inverse_root(o.attr("epsilon")), f.divided(squares, n))

@@ -49,6 +49,8 @@ class CpuTarget:
     splits_lists = False
     drawing_threads = 0
     splits_batch_norms = False
+    outer_batches = True
+    splits_group_norms = True
     overlaps = False
     shares_sums = False
     enters = True

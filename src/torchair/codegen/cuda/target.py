@@ -55,6 +55,8 @@ class CudaTarget:
     library_channels_last = True
     splits_lists = True
     splits_batch_norms = True
+    outer_batches = False
+    splits_group_norms = False
     overlaps = True
     shares_sums = True
     enters = False

@@ -548,8 +548,10 @@ class _PlanBuilder:
 
 
 def _keeps_channels(unit: Unit, meta: Meta) -> bool:
-    """Whether a unit reduces all dims but the channels of channels-last images: a batch norm."""
-    return set(unit.group.reduced) == {0, 2, 3} and is_channels_last(layout.plain(meta))
+    """Whether a unit reduces the points of channels-last images for each channel, as a batch norm
+    or a group norm does."""
+    reduced = set(unit.group.reduced) - {0}
+    return reduced == {2, 3} and is_channels_last(layout.plain(meta))
 
 
 def layout_asked_for(value: Value) -> DimOrder | None:

@@ -17,6 +17,7 @@ from torchair.engine.fuse.units import NodeCheck, Unit, UnitKind
 from torchair.engine.lower import Operand, build_nest
 from torchair.engine.strides import Meta
 from torchair.engine.units import emitter
+from torchair.engine.units.spacing import batch_strides, one_stride, steps_along
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Node, Value
 from torchair.ge.shapes import Dim, broadcast
@@ -325,7 +326,7 @@ class UnitWriting:
     def _matmul(self) -> requests.Product:
         node = self.unit.anchor
         a, b = factors(node)
-        batch, m, n, k, sa, sb = self._product(node)
+        batch, m, n, k, sa, sb, outer = self._product(node)
         one = self.constant(b) and len(b.shape or ()) == 2
         if emitter.parameters(node):
             n, k = (int(d) for d in (n, k))  # those of constants
@@ -341,6 +342,7 @@ class UnitWriting:
             order if one else "",
             self._weight(node) if node.type == emitter.QUANTISED else None,
             self.batch_invariant,
+            None if outer is None else requests.Outer(*self._all(outer)),
         )
         self.address(a)
         self.address(b)
@@ -362,8 +364,11 @@ class UnitWriting:
         kept = TYPES[offsets[0].dtype] if offsets and self.bits(offsets[0]) else ""
         return requests.Weight(4 if narrow else 8, group, TYPES[scales.dtype], kept)
 
-    def _product(self, node: Node) -> tuple[Int, Int, Int, Int, list[Int], list[Int]]:
-        """Batch, m, n, k and the strides of both operands of a matrix product."""
+    def _product(
+        self, node: Node
+    ) -> tuple[Int, Int, Int, Int, list[Int], list[Int], list[Int] | None]:
+        """Batch, m, n, k, the strides of both operands of a matrix product, and what is known of
+        outer batches."""
         a, b = factors(node)
         dims_a, st_a = list(self.sizes.dims(a)), list(self.sizes.strides(a))
         dims_b, st_b = list(self.sizes.dims(b)), list(self.sizes.strides(b))
@@ -373,12 +378,16 @@ class UnitWriting:
             dims_b[-2:], st_b[-2:] = dims_b[:-3:-1], st_b[:-3:-1]
         m, k, n = dims_a[-2], dims_a[-1], dims_b[-1]
         if len(dims_b) == 2 and len(dims_a) > 2:  # rows of all batches are rows
-            rows = _one_stride(dims_a[:-1], st_a[:-1])
-            return 1, _total(dims_a[:-1]), n, k, [0, rows, st_a[-1]], [0, *st_b]
+            rows = one_stride(dims_a[:-1], st_a[:-1])
+            return 1, _total(dims_a[:-1]), n, k, [0, rows, st_a[-1]], [0, *st_b], None
         dims = _broadcast(dims_a[:-2], dims_b[:-2])
-        batch_a = _batch_stride(dims, dims_a[:-2], st_a[:-2])
-        batch_b = _batch_stride(dims, dims_b[:-2], st_b[:-2])
-        return _total(dims), m, n, k, [batch_a, *st_a[-2:]], [batch_b, *st_b[-2:]]
+        steps_a = steps_along(dims, dims_a[:-2], st_a[:-2])
+        steps_b = steps_along(dims, dims_b[:-2], st_b[:-2])
+        found = batch_strides(dims, steps_a, steps_b, self.target.outer_batches)
+        near_a, near_b = found.near
+        strides = [near_a, *st_a[-2:]], [near_b, *st_b[-2:]]
+        outer = None if found.far is None else [found.inner, *found.far]
+        return _total(dims), m, n, k, *strides, outer
 
     def _conv(self) -> requests.Convolution:
         node = self.unit.anchor
@@ -514,23 +523,3 @@ def _broadcast(a: Sequence[Int], b: Sequence[Int]) -> list[Int]:
     rank = max(len(a), len(b))
     a, b = [*[1] * (rank - len(a)), *a], [*[1] * (rank - len(b)), *b]
     return [y if emitter.is_one(x) else x for x, y in zip(a, b, strict=True)]
-
-
-def _one_stride(dims: Sequence[Int], strides: Sequence[Int]) -> Int:
-    """The stride of dims taken together; NotNative if there is none."""
-    step: Int | None = None
-    reach: Int = 0
-    for n, s in zip(reversed(dims), reversed(strides), strict=True):
-        if emitter.is_one(n):
-            continue
-        if step is not None and s != reach:
-            raise emitter.NotNative("rows are not evenly spaced in memory")
-        step, reach = (s if step is None else step), n * s
-    return 0 if step is None else step
-
-
-def _batch_stride(dims: Sequence[Int], own: Sequence[Int], strides: Sequence[Int]) -> Int:
-    own = [*[1] * (len(dims) - len(own)), *own]
-    strides = [*[0] * (len(dims) - len(strides)), *strides]
-    steps = [0 if emitter.is_one(n) else s for n, s in zip(own, strides, strict=True)]
-    return _one_stride(dims, steps)

@@ -314,11 +314,12 @@ AHEAD = tuple(str(k << 10) for k in (16, 8, 4, 32, 0))
 
 
 def matmul_choices(request: Product, machine: Machine) -> Choices:
-    """Nothing for sizes that vary, for float64, and where all sizes must have one form."""
+    """Nothing for sizes that vary, for float64, for batches of batches, and where all sizes must
+    have one form."""
     spec = request.matmul
     sizes = (spec.batch, spec.m, spec.n, spec.k)
     varies = not all(isinstance(size, int) and size > 0 for size in sizes)
-    if spec.batch_invariant or spec.dtype == "f64" or varies:
+    if spec.batch_invariant or spec.dtype == "f64" or varies or spec.outer is not None:
         return {}
     usual = choose(spec, machine)
     if spec.weight is not None or spec.dtype == "i8":

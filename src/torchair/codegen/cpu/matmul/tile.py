@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchair.codegen.requests import MatMul
-from torchair.codegen.sizes import BYTES, Element
+from torchair.codegen.sizes import BYTES, Element, Size
 from torchair.codegen.text.maths_vector import Vector, wide
 from torchair.codegen.text.memory import arrived, masked_load, memory_element
 from torchair.codegen.text.writer import REASSOCIATE, KernelWriter, Machine, Writer, lanes_below
@@ -182,13 +182,25 @@ class ProductValues:
 
     def address_of_a(self, batch: str, m: str, k: str) -> str:
         """Where A[batch, m, k] is."""
-        terms = ((batch, self.a_batch), (m, self.a_row), (k, self.a_k))
+        outer = self.spec.outer
+        batches = self._batches(batch, self.a_batch, None if outer is None else outer.a)
+        terms = (*batches, (m, self.a_row), (k, self.a_k))
         return self._address(self.w.pointer(0), terms)
 
     def address_of_b(self, batch: str, k: str, n: str) -> str:
         """Where B[batch, k, n] is, unless it is packed."""
-        terms = ((batch, self.b_batch), (k, self.b_k), (n, self.b_column))
+        outer = self.spec.outer
+        batches = self._batches(batch, self.b_batch, None if outer is None else outer.b)
+        terms = (*batches, (k, self.b_k), (n, self.b_column))
         return self._address(self.w.pointer(1), terms)
+
+    def _batches(self, batch: str, stride: str, far: Size | None) -> tuple[tuple[str, str], ...]:
+        """Where a batch is, as positions and strides; `far` is the stride over outer ones."""
+        if self.spec.outer is None or far is None:
+            return ((batch, stride),)
+        w, inner = self.w, self.w.size(self.spec.outer.inner)
+        outer = w.div(batch, inner)
+        return (outer, w.size(far)), (w.sub(batch, w.mul(outer, inner)), stride)
 
     def _address(self, base: str, terms: tuple[tuple[str, str], ...]) -> str:
         index = "0"

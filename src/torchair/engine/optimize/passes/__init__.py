@@ -12,7 +12,14 @@ from operator import attrgetter
 
 import torch
 
-from torchair.engine.optimize.passes import batch_norms, forms, lists, ordering, random
+from torchair.engine.optimize.passes import (
+    batch_norms,
+    forms,
+    group_norms,
+    lists,
+    ordering,
+    random,
+)
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.engine.optimize.rules import (
     PATTERNS,
@@ -235,6 +242,9 @@ ENGINE_PASSES = (
     Pass("split_norm_gradients", forms.split_norm_gradients, _lays_out, ["LayerNormGradV3"]),
     Pass(
         "split_batch_norms", batch_norms.split_batch_norms, _lays_out, batch_norms.BATCH_NORMS
+    ),
+    Pass(
+        "split_group_norms", group_norms.split_group_norms, _lays_out, group_norms.GROUP_NORMS
     ),
     Pass("merge_common", merge_common, lambda o: o.level != "O1"),
     Pass(

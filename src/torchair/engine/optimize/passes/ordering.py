@@ -41,6 +41,7 @@ class GraphState:
     splits_lists: bool = False  # whether operators on lists of tensors are taken apart
     target: Target | None = None  # that kernels are generated for
     splits_batch_norms: bool = False  # whether sums over a batch are best kernels of their own
+    splits_group_norms: bool = False  # whether there are kernels for the parts of a group norm
     overlap: bool = False  # whether communication and computing shall overlap
     permits: Callable[[str, str], bool] | None = None  # asked before a rule replaces a node
     matched: Counter[str] = field(default_factory=Counter)  # how often rules and patterns fitted
@@ -57,6 +58,7 @@ class GraphState:
         self.splits_lists = target is not None and target.splits_lists
         self.target = target
         self.splits_batch_norms = target is not None and target.splits_batch_norms
+        self.splits_group_norms = target is not None and target.splits_group_norms
 
     def note(self, name: str, done: bool) -> None:
         """Count a rule that fitted."""
