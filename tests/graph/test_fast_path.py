@@ -17,6 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import torchair
 from like_eager import assert_same as same
 from torchair.concrete import fast_path
+from torchair.engine.run import native
 from torchair.errors import InputError
 
 
@@ -260,6 +261,25 @@ def test_a_bad_index_is_an_index_error(paths):
     with pytest.raises(IndexError):
         compiled(torch.tensor([1, 5]))
     same(compiled(torch.tensor([2, 0])), table(torch.tensor([2, 0])) + 1)
+
+
+@torch.no_grad()
+def test_a_bad_index_is_the_error_of_its_own_call_alone(paths, monkeypatch):
+    table, good = nn.Embedding(5, 3), torch.tensor([2, 0])
+    compiled = through(lambda i: table(i) + 1)
+    ready(compiled, lambda i: table(i) + 1, good)
+    assert served(paths[0])
+    read = native.GuardedEntry.failure
+
+    def failure(entry):
+        same(compiled(good), table(good) + 1)  # as another thread may call before it is read
+        return read(entry)
+
+    monkeypatch.setattr(native.GuardedEntry, "failure", failure)
+    with pytest.raises(IndexError):
+        compiled(torch.tensor([1, 5]))
+    same(compiled(good), table(good) + 1)
+    assert served(paths[0])
 
 
 # ---- guards that the user leaves out ----

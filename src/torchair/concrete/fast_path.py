@@ -22,7 +22,7 @@ from torchair.concrete.acl import AclConcreteGraph, ReplayedGraph
 from torchair.concrete.ge import GeConcreteGraph
 from torchair.engine.plan.records import picker
 from torchair.engine.run.frozen import ANY, FrozenTensors, TensorLike, reads_natively
-from torchair.engine.run.native import DirectProgram, GuardedEntry, same_as
+from torchair.engine.run.native import GuardedEntry, same_as
 from torchair.engine.session.loaded import LoadedGraph
 from torchair.errors import InputError
 from torchair.log import EVENT_LEVEL, logger
@@ -177,7 +177,6 @@ class _Entry(NamedTuple):
     enter: Callable[..., bool | None]
     makers: Sequence[Callable[[], torch.Tensor]]
     order: Sequence[int] | None  # of results, where it is another
-    program: DirectProgram  # whose memory the guard has addresses of
     guarded: GuardedEntry
     loaded: LoadedGraph  # which may get memory of the user
 
@@ -208,7 +207,7 @@ class _FastPath:
                 return own.otherwise(args)
             if is_profiling() or is_torch_function_mode_enabled() or speaks(EVENT_LEVEL):
                 return usual(*args)
-            enter, makers, order, _, guarded, loaded = entry
+            enter, makers, order, guarded, loaded = entry
             if loaded.memory is not None:
                 return own.otherwise(args)
             made = [makers[0]()] if len(makers) == 1 else [make() for make in makers]
@@ -279,7 +278,7 @@ class _FastPath:
         plainly = order == list(range(len(program.makers)))
         order_given = None if plainly else order
         loaded = graph.session.loaded
-        return _Entry(guarded.enter, program.makers, order_given, program, guarded, loaded)
+        return _Entry(guarded.enter, program.makers, order_given, guarded, loaded)
 
 
 class _Weights:

@@ -33,7 +33,7 @@ from torchair.deploy.tensor_refs import (
     tensor_refs_of,
 )
 from torchair.deploy.trees import CallShape, only, result_of
-from torchair.engine.run.native import DirectProgram, GuardedEntry
+from torchair.engine.run.native import GuardedEntry
 from torchair.errors import GraphError, InputError
 from torchair.locks import RLock
 from torchair.log import warn_once
@@ -210,7 +210,7 @@ class Version:
         fresh = [i for i, k in enumerate(program.results) if k < 0]
         order = [fresh.index(i) for i in graph.order]
         state = self._recast, self._updated()
-        made = _direct(program, entry, order, self._finish, slowly, *state)
+        made = _direct(entry, order, self._finish, slowly, *state)
         self._patience = _PATIENCE
         if self._traced.written and tensors:
             made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
@@ -262,7 +262,6 @@ def _replayed(
 
 
 def _direct(
-    program: DirectProgram,
     entry: GuardedEntry,
     order: Sequence[int],
     finish: Callable[[Sequence[Any]], Any],
@@ -272,7 +271,7 @@ def _direct(
 ) -> Callable[..., Any]:
     """The whole call: results are allocated, the native guard does the rest. `recast` tells whether
     autocast is another one, `updated` the tensors whose versions count the call."""
-    makers, enter = program.makers, entry.enter
+    makers, enter = entry.program.makers, entry.enter
 
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
         if done is None:

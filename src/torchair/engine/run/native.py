@@ -262,7 +262,13 @@ class DirectProgram(NativeProgram):
             task = replace(task, contents=frozen_tensors.contents_test, kept=frozen_tensors)
         watched = [replace(e, version=versions.get(id(e.value), -1)) for e in entries]
         guard = counting_guard(length + len(made), [*held, *known, *made], watched, task)
-        return None if guard is None else GuardedEntry(*guard, frozen_tensors, self._part)
+        return None if guard is None else GuardedEntry(*guard, frozen_tensors, self)
+
+    def failure(self) -> Exception:
+        """The error of a run that met a bad index."""
+        step = self._part.faulty()
+        assert step is not None
+        return explain(step, BadIndex(step))
 
 
 @dataclass(frozen=True)
@@ -273,15 +279,15 @@ class GuardedEntry:
     """A function of arguments and results: whether it has run; None for a bad index."""
     table: Any
     frozen_tensors: FrozenTensors | None
-    part: EnteredPart
+    program: DirectProgram
+    """Whose memory the guard has addresses of."""
 
     def failure(self) -> Exception:
         """The error of a call that met a bad index. Calls of other threads are refused until it is
         read, so that none takes the error for its own."""
-        step = self.part.faulty()
+        error = self.program.failure()
         self.table[BUSY] = 0
-        assert step is not None
-        return explain(step, BadIndex(step))
+        return error
 
     def settle(self) -> int:
         """Take note of the calls so far: frozen tensors were used as often. Gives their number."""
