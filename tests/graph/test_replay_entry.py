@@ -466,7 +466,7 @@ def test_a_call_enters_few_functions(there: Host) -> None:
     there.driver.run = None
     found = functions(lambda: fast(x))
     assert "again" in found and "gate" in found, "no entry has served it"
-    assert len(found) <= 14, found
+    assert len(found) <= 15, found
     torch._dynamo.reset()
     through = compiled(layers)
     warm(through, x)
@@ -474,7 +474,7 @@ def test_a_call_enters_few_functions(there: Host) -> None:
     found = functions(lambda: through(x))
     mine = found[found.index("is_grad_enabled") :]
     mine = mine[: mine.index("finish") + 2]
-    assert "gate" in mine and len(mine) <= 14, mine
+    assert "gate" in mine and len(mine) <= 15, mine
 
 
 @torch.no_grad()
