@@ -128,8 +128,8 @@ def compile_with_aot(
         from torchair.fx.tracing import (
             partition,
             quicken_guards,
-            traced_for_us,
             traced_wrongly,
+            without_decomposition,
         )
         from torchair.pipeline import NpuFxCompiler
 
@@ -156,7 +156,7 @@ def compile_with_aot(
         return lambda graph, inputs: spoken_by(speaker, boxed(noted(graph, inputs)))
 
     keep = config.experimental_config.keep_inference_input_mutations
-    with traced_for_us():
+    with without_decomposition():
         made = aot.aot_module_simplified(
             gm,
             list(example_inputs),

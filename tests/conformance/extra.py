@@ -232,6 +232,21 @@ def _collective(target: Target, *args: Any) -> Extra:
     return Extra(Expr(by_name.wait_tensor.default, (Expr(target, args),)), target=target)
 
 
+def _attention_gradient() -> Extra:
+    """The gradient of attention on a CPU."""
+    make = torch.Generator().manual_seed(0)
+    grad, q, k, v = (torch.randn(2, 3, 5, 4, generator=make) for _ in range(4))
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v)
+    return _several_results(_CPU_GRADIENT, grad, q, k, v, out, lse, 0.0, True)
+
+
+def _several_results(target: Target, *args: Any) -> Extra:
+    """A call of which all results are wanted: three, of one shape."""
+    made = Expr(target, args)
+    parts = [Expr(operator.getitem, (made, k)) for k in range(3)]
+    return Extra(Expr(aten.cat.default, (parts,)), target=target)
+
+
 def _several(target: Target, *args: Any) -> Extra:
     """A collective on a list of tensors, of which the last result is waited for."""
     last = Expr(operator.getitem, (Expr(target, ([POSITIVE, POSITIVE], *args)), 1))
@@ -257,7 +272,10 @@ SHORT = torch.rand(2, 32, dtype=torch.bfloat16)
 SCALES_AND_ZEROS = torch.rand(1, 32, 2, dtype=torch.bfloat16)
 SCALES_AND_ZEROS[0, 3, 0] = 0  # a column whose weights are all equal
 
+_CPU_GRADIENT = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
 EXTRA: tuple[Extra, ...] = (
+    _attention_gradient(),
     # sizes and numbers made of them
     _number(aten.sym_size.int, MATRIX, 0),
     _number(aten.sym_size, MATRIX, 0),

@@ -56,7 +56,7 @@ SLICES = {
     "replay": ("cuda_exchange", "cuda_capture", "cuda_lists", "cuda_random", "test_load",
                "test_scope", "test_capture_updates"),
     "kernels": ("cuda_nest", "cuda_kernels", "cuda_sums", "cuda_matmul", "cuda_flash",
-                "cuda_tune"),
+                "cuda_super", "cuda_tune"),
     "training": ("cuda_training", "cuda_engine"),
     "models": ("test_cuda.py", "cuda_batches", "cuda_deploy", "cuda_verify"),
     "operators": ("test_npu_ops", *CASES),

@@ -22,7 +22,7 @@ from torchair.deploy.guards import Expected, Spec, Traced, TraceError, ValueSpec
 from torchair.deploy.tensor_refs import TensorRef, look
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
-from torchair.fx.tracing import traced_for_us
+from torchair.fx.tracing import without_decomposition
 from torchair.locks import in_child
 from torchair.log import logger, spoken_by
 from torchair.ops.hcom import traced_collectives
@@ -260,7 +260,7 @@ def _compiled(
     sizes = switches.patch(backed_size_oblivious=from_zero)
     with (
         sizes,
-        traced_for_us(),
+        without_decomposition(),
         context,
         torch.no_grad(),
         compiling(),

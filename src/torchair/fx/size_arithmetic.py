@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from threading import local
 from typing import Any
 
 from torchair.locks import Lock, in_child
@@ -26,6 +27,15 @@ _lock = Lock()
 _inside = 0  # calls of `remembered_sizes`, of all threads
 _originals: dict[str, Operation] = {}
 _numbers = frozenset((int, bool))
+
+
+class _Traced(local):
+    """Whether this thread computes a number that is traced into a graph."""
+
+    inside = False
+
+
+_traced = _Traced()
 
 
 @contextmanager
@@ -64,9 +74,11 @@ def _remembering(compute: Operation) -> Operation:
 
     @wraps(compute)
     def operation(self: Any, other: Any) -> Any:
+        if get_proxy_mode():
+            return _separately(compute, self, other)
         a, b, env = self.hint, other.hint, self.shape_env
-        # Sizes that only running tells have no hint. What is traced into a graph is to be there.
-        if type(a) not in _numbers or type(b) not in _numbers or env is None or get_proxy_mode():
+        # Sizes that only running tells have no hint.
+        if type(a) not in _numbers or type(b) not in _numbers or env is None or _traced.inside:
             return compute(self, other)
         key = id(env), self.pytype, other.pytype, a, b, self.expr, other.expr
         found = known.get(key)
@@ -75,6 +87,16 @@ def _remembering(compute: Operation) -> Operation:
         return found
 
     return operation
+
+
+def _separately(compute: Operation, a: Any, b: Any) -> Any:
+    """What is traced into a graph is a number of its own: the graph would have nodes for equal ones
+    that others use."""
+    before, _traced.inside = _traced.inside, True
+    try:
+        return compute(a, b)
+    finally:
+        _traced.inside = before
 
 
 @in_child

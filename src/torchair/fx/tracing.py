@@ -17,7 +17,6 @@ from torch import fx
 
 from torchair.fx.layouts import carry_channels_last
 from torchair.fx.losses import keep_less_of_cross_entropy
-from torchair.fx.size_arithmetic import remembered_sizes
 from torchair.locks import RLock, in_child
 from torchair.ops.purity import has_no_dropout, is_seeded
 from torchair.torch_private import functions
@@ -204,13 +203,6 @@ _KERNELS: dict[Any, Any] = {
     torch.ops.aten.upsample_nearest2d.default: None,
     torch.ops.aten.upsample_nearest2d.vec: _nearest,
 }
-
-
-@contextmanager
-def traced_for_us() -> Iterator[None]:
-    """Trace graphs that this package compiles: some operators whole, sizes computed once."""
-    with without_decomposition(), remembered_sizes():
-        yield
 
 
 _replaced: list[tuple[int, dict[Any, dict[Any, Any]]]] = []
