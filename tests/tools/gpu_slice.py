@@ -137,7 +137,7 @@ def main(stages: Sequence[Stage] = STAGES) -> None:
     parser.add_argument("--total", type=float, default=TOTAL, help="seconds of all stages")
     parser.add_argument("--only", default="", help="stages whose name has one of these, by commas")
     parser.add_argument("--from", type=int, default=1, dest="first", help="number of the first")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu-slice")))
+    parser.add_argument("--out", type=Path, default=Path("build/gpu-slice"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     words = options.only.split(",")
