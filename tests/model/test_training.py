@@ -366,6 +366,26 @@ def test_the_backward_computes_cheap_values_again(
     assert elsewhere < saved()
 
 
+@pytest.mark.parametrize("backend", ["torchair", "npugraph_ex"])
+def test_a_number_that_no_gradient_has_as_a_size(backend: str) -> None:
+    """The backward gets it beside what was saved, and lets go of all of them."""
+
+    def shifted(x: Tensor, n: int, scale: float) -> tuple[Tensor, ...]:
+        y = torch.atan2(x, x.abs() + 1)
+        z = y.roll(n, 0)
+        return z.squeeze(1), z, y * scale
+
+    torch._dynamo.reset()
+    compiled = torch.compile(shifted, backend=backend)
+    for n, scale in ((1, 2.0), (2, 3.0), (3, 0.5)):
+        x = torch.randn(5, 1, requires_grad=True)
+        got, expected = (
+            torch.autograd.grad([y.sum() for y in call(x, n, scale)], x)
+            for call in (compiled, shifted)
+        )
+        torch.testing.assert_close(got, expected)
+
+
 def test_an_optimizer_needs_no_kernels_of_torch() -> None:
     torch.manual_seed(0)
     models = [nn.Linear(7, 5), nn.Linear(7, 5)]

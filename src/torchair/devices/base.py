@@ -15,7 +15,7 @@ from torchair.codegen.target import Target
 from torchair.engine.compile import target_of
 from torchair.engine.optimize.passes import GraphState
 from torchair.engine.options import PER_GRAPH, initialize_graph_engine, take_dump_options
-from torchair.engine.plan.inputs import input_reader, layouts_of, result_builder
+from torchair.engine.plan.inputs import input_reader, layouts_of, result_builder, sizes_in
 from torchair.engine.plan.records import Plan
 from torchair.engine.run.consumed import Consumed
 from torchair.engine.run.executor import Program, RunStep
@@ -203,8 +203,9 @@ class GraphCall:
     @property
     def needs_inputs(self) -> bool:
         """Whether results are made of arguments after the run."""
-        made = (Computed, Fixed, ResultView)
-        return self.graph.is_dynamic or not all(isinstance(r, made) for r in self.signature.results)
+        results, made = self.signature.results, (Computed, Fixed, ResultView)
+        fixed = all(isinstance(r, made) and not sizes_in(r) for r in results)
+        return self.graph.is_dynamic or not fixed
 
     def prepare(self, args: Sequence[Any]) -> Plan:
         """Make everything that a run needs, so that it runs operators only."""

@@ -18,7 +18,7 @@ from torchair.errors import GraphError, InputError
 from torchair.ge import signature as sig
 from torchair.ge.dtypes import INT_TYPES, ge_to_torch, torch_to_ge
 from torchair.ge.graph import Fact, Graph, Value
-from torchair.ge.shapes import Shape, Sym, compile_dims, is_static, on_wire
+from torchair.ge.shapes import Shape, Sym, compile_dims, free_symbols, is_static, on_wire
 from torchair.operators import steering_nodes
 from torchair.operators.opaque import handle_of
 from torchair.torch_private.functions import neg_view
@@ -326,7 +326,8 @@ def result_builder(
             only = order[0]
             return lambda outputs, args: (outputs[only],)
         return lambda outputs, args: tuple([outputs[i] for i in order])
-    names = list(symbols)
+    needed = set().union(*map(sizes_in, results))
+    names = [n for n in symbols if n in needed]
     sources = [symbols[n] for n in names]
     makers = [result_maker(r, names) for r in results]
     known = list(results)
@@ -341,6 +342,15 @@ def result_builder(
         return tuple(made)
 
     return build
+
+
+def sizes_in(result: sig.GraphResult) -> set[str]:
+    """Sizes that a result is made with, after the run."""
+    if isinstance(result, sig.SymbolResult):
+        return free_symbols([result.expr])
+    if isinstance(result, sig.InputView | sig.ResultView):
+        return free_symbols([*result.shape, *result.strides, result.offset])
+    return set()
 
 
 def result_maker(result: sig.GraphResult, names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
