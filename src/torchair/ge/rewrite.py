@@ -11,7 +11,7 @@ walks up from there and gives a function that builds the new nodes, with the bui
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -368,6 +368,18 @@ def swaps_last_two(perm: Value) -> bool:
 def flags_of(node: Node) -> dict[str, Any]:
     """Arguments with which a builder makes another node like this one."""
     return {name: a.value for name, a in node.attrs.items() if not name.startswith("_")}
+
+
+def split(graph: Graph, nodes: Iterable[Node], parts: Callable[[Node], Sequence[Value]]) -> None:
+    """Put parts in the place of nodes: for each output of a node one of their results, in its
+    type."""
+    for node in nodes:
+        with graph.inside(node.origin):
+            for old, new in zip(node.outputs, parts(node), strict=True):
+                if old.uses:
+                    old.replace_with(cast(new, old.dtype))
+        graph.remove(node)
+    graph.sort()
 
 
 def cast(x: Value, dtype: int) -> Value:

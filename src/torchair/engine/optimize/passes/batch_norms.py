@@ -7,7 +7,7 @@ from torchair import ge
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Value
-from torchair.ge.rewrite import cast
+from torchair.ge.rewrite import cast, split
 from torchair.labels import STREAM_LABEL
 
 BATCH_NORMS = ("BatchNormV3", "BatchNormGradV3")
@@ -20,14 +20,8 @@ def split_batch_norms(graph: Graph, state: GraphState) -> None:
     BatchNormInputGrad. Where the target does not add up a channel by all its threads they stay."""
     if not state.splits_batch_norms:
         return
-    for node in [n for n in graph.nodes if n.type in BATCH_NORMS and _is_split(n)]:
-        with graph.inside(node.origin):
-            made = _forward(node) if node.type == "BatchNormV3" else _backward(node)
-            for old, new in zip(node.outputs, made, strict=True):
-                if old.uses:
-                    old.replace_with(cast(new, old.dtype))
-        graph.remove(node)
-    graph.sort()
+    nodes = [n for n in graph.nodes if n.type in BATCH_NORMS and _is_split(n)]
+    split(graph, nodes, lambda n: _forward(n) if n.type == "BatchNormV3" else _backward(n))
 
 
 def _is_split(node: Node) -> bool:

@@ -11,7 +11,7 @@ from torchair import ge
 from torchair.engine.optimize.passes.ordering import GraphState
 from torchair.ge.dtypes import DataType
 from torchair.ge.graph import Graph, Node, Value
-from torchair.ge.rewrite import cast
+from torchair.ge.rewrite import cast, split
 from torchair.ge.shapes import is_static
 from torchair.labels import STREAM_LABEL
 
@@ -24,14 +24,8 @@ def split_group_norms(graph: Graph, state: GraphState) -> None:
     map. Where the target has no kernels for the parts they stay."""
     if not state.splits_group_norms:
         return
-    for node in [n for n in graph.nodes if n.type in GROUP_NORMS and _is_split(n)]:
-        with graph.inside(node.origin):
-            made = _forward(node) if node.type == "GroupNormV2" else _backward(node)
-            for old, new in zip(node.outputs, made, strict=True):
-                if old.uses:
-                    old.replace_with(cast(new, old.dtype))
-        graph.remove(node)
-    graph.sort()
+    nodes = [n for n in graph.nodes if n.type in GROUP_NORMS and _is_split(n)]
+    split(graph, nodes, lambda n: _forward(n) if n.type == "GroupNormV2" else _backward(n))
 
 
 def _is_split(node: Node) -> bool:
