@@ -69,11 +69,12 @@ def default_form(request: Product, gpu: Gpu) -> MatmulForm:
     ]
     if not all(given):
         return LARGE
-    form = default(Sizes(*given), gpu.multiprocessors, _layout(matmul), steady)
+    form = default(Sizes(*given), gpu.multiprocessors, layout_of(matmul), steady)
     return LARGE if refusal(request, gpu, form) else form
 
 
-def _layout(matmul: MatMul) -> Layout:
+def layout_of(matmul: MatMul) -> Layout:
+    """What forms have to know of the factors."""
     known = isinstance(matmul.m, int) and matmul.a[2] == 1
     return Layout(8 if matmul.b[1] == 1 else LINE, known)  # rows across the sum: whole lines
 
@@ -86,7 +87,7 @@ def forms(request: Product, gpu: Gpu) -> list[MatmulForm]:
     sizes = [n for n in (matmul.batch, matmul.m, matmul.n, matmul.k) if isinstance(n, int)]
     if matmul.batch_invariant or len(sizes) < len(USUAL):
         return [first]
-    others = candidates(Sizes(*sizes), gpu.multiprocessors, layout=_layout(matmul))
+    others = candidates(Sizes(*sizes), gpu.multiprocessors, layout=layout_of(matmul))
     found = dict.fromkeys((first, LARGE, *others))
     return [form for form in found if not refusal(request, gpu, form)]
 
