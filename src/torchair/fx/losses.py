@@ -39,6 +39,8 @@ def _loss_of(node: fx.Node) -> tuple[fx.Node, fx.Node, list[tuple[fx.Node, fx.No
         if reader.target is aten.detach.default:
             same.add(reader)
             todo += reader.users
+        elif _widens(reader):
+            todo += reader.users
         elif reader.target is aten.nll_loss_forward.default and _is_plain(reader, 2):
             losses.append(reader)
         elif reader.target is aten.nll_loss_backward.default and _is_plain(reader, 3):
@@ -46,7 +48,7 @@ def _loss_of(node: fx.Node) -> tuple[fx.Node, fx.Node, list[tuple[fx.Node, fx.No
         elif reader.target is aten._log_softmax_backward_data.default:
             if reader.args[1] not in same or reader.args[0] in same:
                 return None
-            pairs.append((reader.args[0], reader))
+            pairs.append((_before_cast(reader.args[0]), reader))
         else:
             return None
     made = [made for made, _ in pairs]
@@ -54,6 +56,19 @@ def _loss_of(node: fx.Node) -> tuple[fx.Node, fx.Node, list[tuple[fx.Node, fx.No
     if len(losses) != 1 or not alone or len(gradients) != len(pairs) or len(pairs) > 1:
         return None
     return node, losses[0], pairs  # type: ignore[return-value]
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether it gives a value of 16 bits as float32, as autocast does before a loss."""
+    dtypes = {"dtype": torch.float32}
+    return node.target is aten._to_copy.default and node.kwargs == dtypes and _narrow(node.args[0])
+
+
+def _before_cast(gradient: Any) -> Any:
+    """A gradient as the loss gives it, before autocast brings it back to 16 bits."""
+    cast = isinstance(gradient, fx.Node) and gradient.target is aten._to_copy.default
+    alone = cast and len(gradient.users) == 1 and _narrow(gradient)
+    return gradient.args[0] if alone else gradient
 
 
 def _is_plain(node: fx.Node, weight: int) -> bool:
