@@ -55,7 +55,7 @@ def _loss_of(node: fx.Node) -> tuple[fx.Node, fx.Node, list[tuple[fx.Node, fx.No
     alone = all(g in made and len(g.users) == 1 for g in gradients)
     if len(losses) != 1 or not alone or len(gradients) != len(pairs) or len(pairs) > 1:
         return None
-    return node, losses[0], pairs  # type: ignore[return-value]
+    return node, losses[0], pairs
 
 
 def _widens(node: fx.Node) -> bool:

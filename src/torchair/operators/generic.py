@@ -21,7 +21,11 @@ from torchair.ge.shapes import is_static
 from torchair.operators import core
 from torchair.operators.core import DimOrder, Op, Row, TorchKernel, Trait, add_row, all_contiguous
 from torchair.operators.opaque import object_of
-from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+from torchair.torch_private.dispatch import (
+    DisableTorchDispatch,
+    HigherOrderOperator,
+    OpOverload,
+)
 from torchair.torch_private.fake import FakeTensorMode
 from torchair.torch_private.pytree import tree_flatten, tree_map_only
 
@@ -86,8 +90,9 @@ def _with_state_on_host(target: Callable[..., Any], places: Sequence[int]) -> Ca
         if not any(s.is_cuda for s in states) or torch.cuda.is_current_stream_capturing():
             return target(*args, **kwargs)
         given = list(args)
-        for k in places:
-            given[k] = args[k].cpu()
+        with DisableTorchDispatch():  # a rehearsal of a recording refuses to read on the host
+            for k in places:
+                given[k] = args[k].cpu()
         return target(*given, **kwargs)
 
     return call
