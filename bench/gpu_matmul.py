@@ -3,7 +3,8 @@
 A layer is `F.linear`, alone or with bias and GELU in the epilogue of ours, against torch's two
 calls. Its weights are read from memory where they are small enough to stay in a cache: copies take
 turns. Each contestant is recorded into a CUDA graph; the graphs are replayed in turns, and the best
-replay counts. With `--forms` tiles of other shapes compete too.
+replay counts. "Ours" is our default form; with `--forms` tiles of other shapes compete too, those
+that are predicted to be fastest. Shapes that `--limit` leaves no time for are named.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from rich.progress import track
 
 from common import console, table
 from gpu_attention import measured
 from torchair.codegen.cuda.driver import KernelLaunch, available, library
-from torchair.codegen.cuda.matmul import matmul
-from torchair.codegen.cuda.matmul.forms import LARGE as DEFAULT
+from torchair.codegen.cuda.matmul import default_form, layout_of, matmul
 from torchair.codegen.cuda.matmul.forms import MatmulForm, Sizes, candidates, predicted, wins
 from torchair.codegen.cuda.run import entry_alone
 from torchair.codegen.loops import Access, Expr, Nest, Store, load, op
@@ -31,16 +33,18 @@ from torchair.codegen.requests import MatMul, Product
 from torchair.codegen.target import Declined, Generated
 
 LARGE = [
-    (2048, 2048, 2048), (4096, 4096, 4096), (512, 8192, 2048), (2048, 8192, 2048),
-    (4096, 2048, 8192), (4096, 11008, 4096), (16384, 2048, 2048), (8192, 8192, 8192),
-    (1024, 1024, 1024),
+    (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 8192, 2048),
+    (2048, 8192, 2048), (4096, 2048, 8192), (4096, 11008, 4096), (16384, 2048, 2048),
+    (8192, 8192, 8192),
 ]  # fmt: skip
 """Rows, columns and elements of a sum."""
-LAYER = ((6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336))
-"""Columns and elements of the sums of a Llama layer of 8B."""
+LAYER = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+"""Columns and elements of the sums of a Llama layer of 8B: queries, keys and values, the output of
+attention, gate and up, and down."""
 ROWS = (16, 64, 256, 1024)
 CACHE = 128 << 20
 """Bytes that surely do not fit into the cache."""
+wide = Console(width=150)
 OPERANDS = {"a": 0, "b": 1, "out": 3, "bias": 4}  # words
 Shape = tuple[int, int, int]
 Call = Callable[[], Any]
@@ -107,10 +111,12 @@ class Operands:
         assert error < 0.01 and last, f"{name}: relative error {error}"
 
 
-def forms_of(shape: Shape, count: int) -> list[MatmulForm]:
+def forms_of(shape: Shape, layout: str, count: int) -> list[MatmulForm]:
     """Forms that compete, the default first."""
-    others = candidates(Sizes(1, *shape), library(0).machine.multiprocessors, count)
-    return list(dict.fromkeys([DEFAULT, *others]))
+    machine, request = library(0).machine, request_of(shape, layout, False)
+    asked, sizes = layout_of(request.matmul), Sizes(1, *shape)
+    others = candidates(sizes, machine.multiprocessors, count + 1, layout=asked)
+    return list(dict.fromkeys([default_form(request, machine), *others]))[: count + 1]
 
 
 def generated(request: Product, form: MatmulForm) -> Generated:
@@ -125,7 +131,7 @@ def kernels(
     """Kernels to be measured by shape and epilogue, compiled side by side."""
     found: dict[tuple[Shape, bool], dict[str, Generated]] = {}
     for shape in track(shapes, "writing kernels", console=console, transient=True):
-        forms = forms_of(shape, count)
+        forms = forms_of(shape, layout, count)
         for fused in (False, True) if layout == "nt" else (False,):
             made = found[shape, fused] = {}
             for form in forms:
@@ -152,12 +158,16 @@ def contest(shape: Shape, layout: str, fused: bool, made: dict[str, Generated]) 
     return {name: t / len(operands.b) for name, t in found.items()}
 
 
-def rows(shapes: list[Shape], layout: str, count: int) -> Iterator[dict[str, Any]]:
-    """What was measured for each shape."""
+def rows(shapes: list[Shape], layout: str, count: int, end: float) -> Iterator[dict[str, Any]]:
+    """What was measured for each shape, up to a time."""
     multiprocessors = library(0).machine.multiprocessors
     for (shape, fused), made in kernels(shapes, layout, count).items():
+        if time.monotonic() > end:
+            what = "bias and GELU" if fused else "plain"
+            console.print(f"no time was left for {shape}, {layout}, {what}")
+            continue
         times = contest(shape, layout, fused, made)
-        forms = {str(f): f for f in forms_of(shape, count)}
+        forms = {str(f): f for f in forms_of(shape, layout, count)}
         cycles = {x: predicted(f, Sizes(1, *shape), multiprocessors) for x, f in forms.items()}
         served = wins(1, *shape, multiprocessors)
         yield {
@@ -168,23 +178,27 @@ def rows(shapes: list[Shape], layout: str, count: int) -> Iterator[dict[str, Any
 
 def report(found: list[dict[str, Any]], title: str) -> None:
     """A table, and geometric means."""
-    columns = ["rows x columns x sum", "library us", "ours us", "TFLOP/s", "to the library"]
-    shown = table(title, [*columns, "form", "fastest form", "", "served"])
+    columns = ["rows x columns x sum", "library us", "ours us", "to the library", "form"]
+    shown = table(title, [*columns, "fastest us", "to the library", "fastest form", "served"])
     ratios, best_ratios = [], []
     for row in found:
         shape, times = row["shape"], row["ours"]
         mine, fastest = times[row["default"]], min(times, key=times.__getitem__)
         ratios.append(row["library"] / mine)
         best_ratios.append(row["library"] / times[fastest])
-        speed = 2 * math.prod(shape) / mine / 1e12
         shown.add_row(
             " x ".join(map(str, shape)), f"{row['library'] * 1e6:.1f}", f"{mine * 1e6:.1f}",
-            f"{speed:.0f}", f"{ratios[-1]:.2f}", row["default"], fastest, f"{best_ratios[-1]:.2f}",
-            "yes" if row["served"] else "no",
+            f"{ratios[-1]:.2f}", row["default"], f"{times[fastest] * 1e6:.1f}",
+            f"{best_ratios[-1]:.2f}", fastest, "yes" if row["served"] else "no",
         )  # fmt: skip
-    console.print(shown)
+    wide.print(shown)
     mean, best = (math.exp(sum(map(math.log, x)) / len(x)) for x in (ratios, best_ratios))
     console.print(f"  geometric mean {mean:.3f} of the library, of the fastest forms {best:.3f}")
+    for row in found:
+        forms = sorted(row["ours"].items(), key=lambda item: item[1])
+        if len(forms) > 1:
+            each = ", ".join(f"{name} {t * 1e6:.1f}" for name, t in forms)
+            wide.print(f"  {' x '.join(map(str, row['shape']))}: {each}", highlight=False)
 
 
 @torch.no_grad()
@@ -192,10 +206,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--forms", type=int, default=0, help="how many other forms compete")
-    parser.add_argument(
-        "--layout", nargs="+", choices=("nt", "nn", "tn"), default=["nt", "nn", "tn"]
-    )
+    parser.add_argument("--layout", nargs="+", choices=("nt", "nn", "tn"), default=["nt"])
     parser.add_argument("--quick", action="store_true", help="few shapes")
+    parser.add_argument("--limit", type=float, default=80.0, help="seconds to measure in")
     parser.add_argument("--json", type=Path, help="a file for all figures")
     args = parser.parse_args()
     missing = available()
@@ -203,10 +216,10 @@ def main() -> None:
         console.print(f"Products are measured on a GPU, and there is none: {missing}.")
         return
     layers = [(m, n, k) for m in ROWS for n, k in LAYER]
-    everything = []
+    everything, end = [], time.monotonic() + args.limit
     for layout in args.layout:
-        shapes = LARGE + layers if layout == "nt" else LARGE
-        found = list(rows(shapes[::4] if args.quick else shapes, layout, args.forms))
+        shapes = [LARGE[0], *layers, *LARGE[1:]] if layout == "nt" else LARGE
+        found = list(rows(shapes[::4] if args.quick else shapes, layout, args.forms, end))
         for fused in sorted({row["fused"] for row in found}):
             mine = [row for row in found if row["fused"] == fused]
             report(mine, f"bfloat16, {layout}, {'bias and GELU' if fused else 'plain'}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -16,14 +17,25 @@ from cuda_works import on_gpu, on_numpy
 from matmul_cases import LARGE_MATMULS, ONE, SMALL_MATMULS, SPLIT, TURNS, TWO, MatmulCase
 from ptx_machine import Order
 from torchair.codegen.cuda.driver import library
+from torchair.codegen.cuda.hopper import WARPGROUP
 from torchair.codegen.cuda.jit import Entry, describe, foreign, ptx
-from torchair.codegen.cuda.matmul import declines, forms, matmul
-from torchair.codegen.cuda.matmul.forms import LARGE, MatmulForm, Sizes, candidates, wins
+from torchair.codegen.cuda.matmul import declines, default_form, forms, matmul
+from torchair.codegen.cuda.matmul.cluster import FREE, READ, SENT, Cluster
+from torchair.codegen.cuda.matmul.forms import (
+    LARGE,
+    MatmulForm,
+    Sizes,
+    candidates,
+    clusters,
+    filled,
+    wins,
+)
 from torchair.codegen.cuda.target import CudaTarget
 from torchair.codegen.requests import Product
 from torchair.codegen.target import Anchor, Declined
 
 FORMS = (LARGE, MatmulForm(128, blocks=2), MatmulForm(128, stages=6), MatmulForm(256, group=16))
+BARRIERS_OF_CLUSTERS = {SENT: "sent", FREE: "free", READ: "read"}
 
 # ---- text ----
 
@@ -143,6 +155,54 @@ def test_forms_that_are_tried_have_room_and_fit_the_product(sizes: Any) -> None:
     assert "wgmma.mma_async" in ptx([entry_of(*make(HOPPER))], HOPPER)
 
 
+@pytest.mark.parametrize("warpgroups", [1, 2, 3])
+def test_warpgroups_hand_each_other_registers_that_there_are(warpgroups: int) -> None:
+    form = MatmulForm(128, warpgroups)
+    assert (warpgroups + 1) * form.begun * WARPGROUP <= 1 << 16 and form.begun % 8 == 0
+    kernel, launch = MatmulCase(256, 256, 256, form).generate(HOPPER)
+    text = ptx([entry_of(kernel, launch)], HOPPER)
+    found = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", text)]
+    if not found:  # nobody needs more than all have
+        assert form.begun >= 240
+        return
+    fewer, more = sorted(found)
+    assert fewer <= form.begun <= more and not fewer % 8 and not more % 8
+    assert fewer + warpgroups * more <= (warpgroups + 1) * form.begun
+
+
+def test_stages_have_room_for_the_rows_that_there_are() -> None:
+    few, all_ = MatmulForm(64, 1, few=16), MatmulForm(64, 1)
+    assert few.stage < all_.stage and few.is_sound()
+    assert not MatmulForm(8, 1, few=16).is_sound()  # tensor cores would read behind stages
+    MatmulCase(16, 64, 64, few).generate(HOPPER)
+    for case in (
+        MatmulCase(17, 64, 64, few),
+        MatmulCase(16, 64, 64, few, counted=True),
+        MatmulCase(16, 64, 64, few, turned="a"),
+    ):
+        with pytest.raises(Declined, match="room for 16"):
+            case.generate(HOPPER)
+
+
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_the_default_form_is_served(sizes: Any, turned: str) -> None:
+    case = MatmulCase(*sizes[1:], LARGE, batch=sizes[0], turned=turned)
+    if turned and any(n % 8 for n in sizes[1:]):
+        return
+    found = forms(case.product(), HOPPER)
+    assert found and found[0] == default_form(case.product(), HOPPER)
+    assert (found[0] == LARGE) == (filled(Sizes(*sizes), 132) >= 0.7)
+    made = matmul(case.product(), HOPPER)[1]
+    assert made.block == found[0].threads and made.cluster == found[0].split
+
+
+def test_clusters_stay_among_neighbours() -> None:
+    assert [clusters(132, n) for n in (1, 2, 4, 8)] == [132, 66, 32, 16]
+    made = MatmulCase(64, 8192, 256, SPLIT).generate(HOPPER)[1]
+    assert made.blocks(lambda word: 0) == 132
+
+
 def test_few_tiles_are_split_among_multiprocessors() -> None:
     few, many = (candidates(Sizes(1, n, n, 4096), 132)[0] for n in (512, 8192))
     assert few.split > 1 and many.split == 1
@@ -168,6 +228,29 @@ def test_warps_wait_for_each_other(order: Order, blocks: int) -> None:
     on_numpy(MatmulCase(130, 136, 200, TWO, "gelu").work(HOPPER), blocks, order)
     on_numpy(MatmulCase(200, 72, 200, TURNS, "gelu").work(HOPPER), blocks, order)
     on_numpy(MatmulCase(70, 136, 200, SPLIT, "gelu").work(HOPPER), 2 * blocks, order)
+    few = MatmulForm(64, 1, 1, 3, split=4, few=24)
+    on_numpy(MatmulCase(20, 72, 200, few, "gelu").work(HOPPER), 4, order)
+
+
+@pytest.mark.parametrize("missing", BARRIERS_OF_CLUSTERS, ids=BARRIERS_OF_CLUSTERS.get)
+def test_a_missing_wait_of_a_cluster_shows(missing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two blocks has more than one tile, so stages are used again."""
+    case = MatmulCase(64, 136, 200, SPLIT)
+    orders: tuple[Order, ...] = ("up", "down", "random")
+
+    def right(order: Order) -> bool:
+        try:
+            on_numpy(case.work(HOPPER), SPLIT.split, order)
+        except (AssertionError, RuntimeError):
+            return False
+        return True
+
+    assert all(map(right, orders))
+    wait = Cluster._await
+    monkeypatch.setattr(
+        Cluster, "_await", lambda c, k, parity: None if k == missing else wait(c, k, parity)
+    )
+    assert not all(map(right, orders))
 
 
 @pytest.mark.cuda

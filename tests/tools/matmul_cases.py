@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from cuda_cases import Work, given, random, wide
+from torchair.codegen.cuda.hopper import STEP
 from torchair.codegen.cuda.jit import Gpu
 from torchair.codegen.cuda.matmul import matmul
 from torchair.codegen.cuda.matmul.forms import MatmulForm
@@ -18,6 +19,10 @@ from torchair.codegen.sizes import Element, SizeArgument
 from torchair.codegen.target import Kernel, Launch
 
 A, B, SCRATCH, OUT, BIAS, MORE, SCALE, SECOND, FIRST_SIZE = range(9)  # words
+
+TRUNCATED = 2.0**-23
+"""What tensor cores may lose of a sum in each step, over the sum: they drop digits and do not
+round, so that the losses of all steps add up."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,7 @@ class MatmulCase:
         found = EPILOGUES[self.epilogue].values((a @ b).reshape(rows, n), data)
         made.expected = dict(zip((OUT, SECOND), found, strict=False))
         made.dtypes = {OUT: out, SECOND: "f32"}
+        made.slack = TRUNCATED * self.k / STEP
         return made
 
 
@@ -178,11 +184,24 @@ TWO = MatmulForm(128, 2, 1, 2)
 TALL = MatmulForm(64, 1, 2, 2)
 TURNS = MatmulForm(64, 2, 1, 3, alternate=True)
 SPLIT = MatmulForm(64, 1, 1, 3, split=2)
+FEW = MatmulForm(64, 1, 1, 3, few=16)
 SMALL_MATMULS = [
     MatmulCase(64, 64, 256, SPLIT),
     MatmulCase(70, 72, 200, SPLIT, "gelu"),
     MatmulCase(20, 64, 64, SPLIT, "residual"),  # a block without a step
     MatmulCase(100, 136, 520, MatmulForm(64, 2, 1, 2, split=4, lines=2), "residual", batch=2),
+    MatmulCase(64, 128, 600, MatmulForm(128, 1, 1, 4, split=8)),
+    MatmulCase(64, 192, 200, SPLIT, "gelu"),  # more tiles than clusters: stages are used again
+    MatmulCase(130, 72, 264, MatmulForm(64, 2, 1, 3, split=2), "residual", turned="b"),
+    MatmulCase(136, 128, 264, MatmulForm(64, 2, 1, 3, split=2), "gelu", "f16", turned="a"),
+    MatmulCase(16, 128, 256, FEW),
+    MatmulCase(13, 72, 200, FEW, "gelu"),
+    MatmulCase(9, 136, 264, MatmulForm(64, 1, 1, 2, lines=2, few=16), "residual", "f16"),
+    MatmulCase(3, 72, 200, MatmulForm(64, 1, 1, 3, few=8), "residual", turned="b"),
+    MatmulCase(13, 72, 400, MatmulForm(64, 1, 1, 2, lines=2, few=16, split=2), "gelu", batch=3),
+    MatmulCase(16, 256, 712, MatmulForm(64, 1, 1, 3, few=16, split=4), "residual", turned="b"),
+    MatmulCase(100, 72, 136, MatmulForm(64, 2, 1, 2, few=104), "gelu"),
+    MatmulCase(12, 136, 264, MatmulForm(64, 2, 1, 3, alternate=True, few=16), "residual"),
     MatmulCase(20, 48, 200, MatmulForm(48, 1, 1, 3, lines=2), "residual"),
     MatmulCase(72, 80, 136, MatmulForm(80, 1, 1, 2, lines=2), "gelu", turned="a"),
     MatmulCase(9, 24, 136, MatmulForm(8, 1, 1, 4), "gelu"),

@@ -70,6 +70,12 @@ def arrive(w: GpuWriter, place: str) -> None:
     w.assembly("mbarrier.arrive.shared::cta.b64 _, [$0];", "void", f"r,{_MEMORY}", ("i32", place))
 
 
+def engine_fence(w: GpuWriter) -> None:
+    """What this thread did with shared memory comes before what the copy engine does there, for
+    which someone waits until this thread has arrived."""
+    w.assembly("fence.proxy.async.shared::cta;", "void", _MEMORY)
+
+
 # ---- clusters ----
 
 

@@ -7,10 +7,11 @@ from torchair.codegen.cuda.hopper import DTYPES, LINE
 from torchair.codegen.cuda.jit import Gpu
 from torchair.codegen.cuda.matmul.forms import (
     LARGE,
+    Layout,
     MatmulForm,
     Sizes,
     candidates,
-    steady,
+    default,
     wins,
 )
 from torchair.codegen.cuda.matmul.loop import TensorMatmul
@@ -31,7 +32,7 @@ def matmul(
 ) -> tuple[Kernel, Launch]:
     """The kernel of a product with its epilogue, and how to launch it. Raises Declined for products
     that are not served."""
-    form = form or LARGE
+    form = form or default_form(request, gpu)
     why = refusal(request, gpu, form)
     if why:
         raise Declined(why)
@@ -47,7 +48,7 @@ def refusal(request: Product, gpu: Gpu, form: MatmulForm = LARGE) -> str | None:
         return f"tensor cores of another kind, or products of {matmul.dtype}"
     if 0 in (matmul.batch, matmul.m, matmul.n, matmul.k):
         return "products of nothing"
-    found = factors(matmul, (form.rows, form.columns))
+    found = factors(matmul, (form.rows, form.columns), form.kept)
     return next((why for f in found if (why := f.refusal())), None)
 
 
@@ -56,21 +57,38 @@ def serves_any_rows(matmul: MatMul, gpu: Gpu) -> bool:
     return gpu.capability == (9, 0) and matmul.dtype in DTYPES and matmul.weight is None
 
 
+def default_form(request: Product, gpu: Gpu) -> MatmulForm:
+    """The form of a product that nobody has chosen another one for. Sizes that are not known are
+    taken for usual ones where the product is to be batch-invariant."""
+    matmul = request.matmul
+    steady = matmul.batch_invariant
+    asked = (matmul.batch, matmul.m, matmul.n, matmul.k)
+    given = [
+        n if isinstance(n, int) else usual if steady else 0
+        for n, usual in zip(asked, USUAL, strict=True)
+    ]
+    if not all(given):
+        return LARGE
+    form = default(Sizes(*given), gpu.multiprocessors, layout_of(matmul), steady)
+    return LARGE if refusal(request, gpu, form) else form
+
+
+def layout_of(matmul: MatMul) -> Layout:
+    """What forms have to know of the factors."""
+    known = isinstance(matmul.m, int) and matmul.a[2] == 1
+    return Layout(8 if matmul.b[1] == 1 else LINE, known)  # rows across the sum: whole lines
+
+
 def forms(request: Product, gpu: Gpu) -> list[MatmulForm]:
-    """Forms that are worth measuring, the default first; none of a product that is not served. The
-    default is the one that was measured against the library; the others are what a tuner tries."""
+    """Forms that are worth measuring, the default first; none of a product that is not served."""
     if refusal(request, gpu):
         return []
-    matmul = request.matmul
-    sizes = (matmul.batch, matmul.m, matmul.n, matmul.k)
-    unit = 8 if matmul.b[1] == 1 else LINE  # rows of a B across the sum come in whole lines
-    if matmul.batch_invariant:
-        given = [n if isinstance(n, int) else d for n, d in zip(sizes, USUAL, strict=True)]
-        return [steady(Sizes(*given), gpu.multiprocessors, unit)]
-    known = [n for n in sizes if isinstance(n, int)]
-    if len(known) < len(sizes):
-        return [LARGE]
-    found = dict.fromkeys((LARGE, *candidates(Sizes(*known), gpu.multiprocessors, unit=unit)))
+    matmul, first = request.matmul, default_form(request, gpu)
+    sizes = [n for n in (matmul.batch, matmul.m, matmul.n, matmul.k) if isinstance(n, int)]
+    if matmul.batch_invariant or len(sizes) < len(USUAL):
+        return [first]
+    others = candidates(Sizes(*sizes), gpu.multiprocessors, layout=layout_of(matmul))
+    found = dict.fromkeys((first, LARGE, *others))
     return [form for form in found if not refusal(request, gpu, form)]
 
 

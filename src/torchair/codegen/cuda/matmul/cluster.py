@@ -1,5 +1,8 @@
 """Sums that the blocks of a cluster have in parts: each block gets some columns of a tile from all
-others, in its shared memory, adds them up, and does with them what the epilogue says."""
+others, in its shared memory, adds them up, and does with them what the epilogue says.
+
+What is sent comes to where the pieces of the factors were: the ring of stages is of no use between
+the last products of a tile and the first pieces of the next one."""
 
 from __future__ import annotations
 
@@ -9,19 +12,21 @@ from torchair.codegen.cuda import hopper
 from torchair.codegen.cuda.hopper import WARPGROUP, number
 from torchair.codegen.cuda.jit import WARP
 from torchair.codegen.cuda.matmul.epilogue import TileEpilogue, TilePlace
-from torchair.codegen.cuda.matmul.forms import BARRIER, MatmulForm
+from torchair.codegen.cuda.matmul.forms import BARRIER, BARRIERS, MatmulForm
 from torchair.codegen.cuda.writer import GpuWriter
 
 _PACK = 4
 """Floats that a thread sends at a time."""
+SENT, FREE, READ = range(BARRIERS)
+"""The numbers of its barriers."""
 
 
 class Cluster:
-    """The exchange of a block with the others of its cluster. Behind its barriers at `start` is
-    room for what they send."""
+    """The exchange of a block with the others of its cluster: its barriers, and room for what they
+    send, which is that of the stages."""
 
-    def __init__(self, w: GpuWriter, form: MatmulForm, start: str, thread: str) -> None:
-        self.w, self.form, self.start = w, form, start
+    def __init__(self, w: GpuWriter, form: MatmulForm, start: str, room: str, thread: str) -> None:
+        self.w, self.form, self.start, self.room = w, form, start, room
         self.threads = form.warpgroups * WARPGROUP
         self.thread = number(w, "sub", thread, WARPGROUP)  # among those that multiply
         self.lane = number(w, "and", thread, WARP - 1)
@@ -32,9 +37,16 @@ class Cluster:
         self.count = form.sums // form.split
 
     def barriers(self) -> list[tuple[str, int]]:
-        """One that ends a phase when all have sent, one when all have read what was sent."""
-        warps = (self.form.split - 1) * self.threads // WARP
-        return [(number(self.w, "add", self.start, BARRIER * k), warps) for k in range(2)]
+        """One that ends a phase when all others have sent, one when all others have multiplied
+        what is in their stages, and one when this block has read what was sent."""
+        own = self.threads // WARP
+        arrivals = ((self.form.split - 1) * own, (self.form.split - 1) * own, own)
+        return [(self._barrier(k), count) for k, count in enumerate(arrivals)]
+
+    def await_room(self, turn: str) -> None:
+        """Wait until the stages are free for the pieces of a tile, so many being before it."""
+        w = self.w
+        self._await(READ, number(w, "and", number(w, "add", turn, 1), 1))
 
     def share(
         self,
@@ -47,17 +59,18 @@ class Cluster:
         before it."""
         w, split = self.w, self.form.split
         parity = number(w, "and", turn, 1)
-        hopper.await_phase(w, self._barrier(1), number(w, "xor", parity, 1), cluster=True)
+        self._arrive_at_others(FREE)
+        self._await(FREE, parity)
         for block in range(split):
             with w.when(w(f"icmp ne i32 {self.rank}, {block}")):
                 self._send(block, self._part(sums, block))
-        self._arrive_at_others(0)
-        hopper.await_phase(w, self._barrier(0), parity, cluster=True)
+        self._arrive_at_others(SENT)
+        self._await(SENT, parity)
         each = self.form.columns // split
         for block in range(split):
             with w.when(w(f"icmp eq i32 {self.rank}, {block}")):
                 total = self._added(self._part(sums, block))
-                self._arrive_at_others(1)
+                self._arrive_here(READ)
                 column = w.add(place.column, str(block * each))
                 epilogue.write(TilePlace(place.batch, place.row, column), total)
 
@@ -69,13 +82,15 @@ class Cluster:
     def _barrier(self, k: int) -> str:
         return number(self.w, "add", self.start, BARRIER * k)
 
+    def _await(self, k: int, parity: str) -> None:
+        hopper.await_phase(self.w, self._barrier(k), parity, cluster=True)
+
     def _room(self, slot: str) -> str:
         """Where a thread's floats from one of the others are."""
         w = self.w
         far = number(w, "mul", slot, self.threads * self.count * 4)
         mine = number(w, "mul", self.thread, _PACK * 4)
-        start = number(w, "add", self.start, 2 * BARRIER)
-        return number(w, "add", number(w, "add", start, far), mine)
+        return number(w, "add", number(w, "add", self.room, far), mine)
 
     def _send(self, block: int, sums: Sequence[Sequence[str]]) -> None:
         w = self.w
@@ -101,8 +116,16 @@ class Cluster:
                     mine[i] = w(f"fadd float {mine[i]}, {x}")
         return total
 
+    def _arrive_here(self, k: int) -> None:
+        """What this warp read may be written by the copy engine."""
+        w = self.w
+        hopper.engine_fence(w)
+        w.warp_barrier()
+        with w.when(w(f"icmp eq i32 {self.lane}, 0")):
+            hopper.arrive(w, self._barrier(k))
+
     def _arrive_at_others(self, k: int) -> None:
-        """What this warp wrote is done, or what it read."""
+        """What this warp wrote is done, or its products."""
         w = self.w
         w.warp_barrier()
         with w.when(w(f"icmp eq i32 {self.lane}, 0")):

@@ -11,6 +11,10 @@ from torchair.codegen.cuda.jit import MOST_SHARED
 
 BARRIER = 8
 """Bytes of a barrier."""
+BARRIERS = 3
+"""Those of a block beside two of each stage, at most."""
+_REGISTERS, _MOST_REGISTERS = 1 << 16, 255
+"""Of a multiprocessor, and of a thread."""
 _SPARE = ALIGNED
 """Bytes of shared memory that stay free: where it begins is not ours to say."""
 
@@ -29,18 +33,26 @@ class MatmulForm:
     group: int = 8  # rows of tiles that are walked together, so that they share what is in L2
     alternate: bool = False
     split: int = 1  # blocks of a cluster, each with a part of the sum
+    few: int = 0  # rows that stages have room for, of a product without more; 0: those of a tile
 
     def __str__(self) -> str:
         more = "-alternate" if self.alternate else ""
         more += f"-g{self.group}" if self.group != MatmulForm.group else ""
         more += f"-split{self.split}" if self.split > 1 else ""
         more += f"-x{self.lines}" if self.lines > 1 else ""
+        more += f"-few{self.few}" if self.few else ""
         return f"{self.rows}x{self.columns}x{self.stages}w{self.warpgroups}{more}"
 
     @property
     def rows(self) -> int:
         """Rows of a tile."""
         return 64 * self.blocks * (1 if self.alternate else self.warpgroups)
+
+    @property
+    def kept(self) -> int:
+        """Rows of A that a stage has room for. Tensor cores take what is behind these for the rest
+        of a tile: results that nobody stores."""
+        return self.few or self.rows
 
     @property
     def readers(self) -> int:
@@ -55,7 +67,7 @@ class MatmulForm:
     @property
     def stage(self) -> int:
         """Bytes of a stage."""
-        return (self.rows + self.columns) * self.depth * 2
+        return (self.kept + self.columns) * self.depth * 2
 
     @property
     def depth(self) -> int:
@@ -64,13 +76,12 @@ class MatmulForm:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: stages and two barriers for each, two barriers more, and what
-        comes from others of a cluster."""
-        return self.stages * self.stage + self.exchanged + 2 * BARRIER * (self.stages + 1)
+        """Bytes of shared memory: stages and two barriers for each, and some more barriers."""
+        return self.stages * self.stage + BARRIER * (2 * self.stages + BARRIERS)
 
     @property
     def exchanged(self) -> int:
-        """Bytes that other blocks of a cluster send for a tile."""
+        """Bytes that other blocks of a cluster send for a tile, to where its stages were."""
         return self.rows * self.columns * 4 * (self.split - 1) // self.split
 
     @property
@@ -79,15 +90,22 @@ class MatmulForm:
         return self.blocks * self.columns // 2
 
     @property
-    def registers(self) -> tuple[int, int]:
-        """Registers of a thread that loads, and of one that multiplies. All start with an equal
-        share of those of a multiprocessor."""
-        return {1: (56, 240), 2: (24, 240), 3: (24, 160)}[self.warpgroups]
+    def registers(self) -> tuple[int, int] | None:
+        """Registers of a thread that loads, and of one that multiplies, which the warpgroups hand
+        each other: all begin with `begun`. None where these are enough for both."""
+        return {1: None, 2: (24, 240), 3: (24, 160)}[self.warpgroups]
+
+    @property
+    def begun(self) -> int:
+        """Registers of a thread at first: an equal share of those of a multiprocessor."""
+        return min(_MOST_REGISTERS, _REGISTERS // self.threads) // 8 * 8
 
     def is_sound(self) -> bool:
         """Whether there is room for it."""
         room = self.shared + _SPARE <= MOST_SHARED and self.sums <= 128
-        return room and self.columns % (8 * self.split) == 0
+        room &= self.exchanged <= self.stages * self.stage
+        behind = self.rows - self.kept <= self.lines * self.columns and self.kept % 8 == 0
+        return room and behind and self.columns % (8 * self.split) == 0
 
 
 LARGE = MatmulForm(256)
@@ -95,10 +113,13 @@ LARGE = MatmulForm(256)
 _BLOCKS = ((2, 1, False), (1, 1, False), (2, 2, False), (2, 2, True), (2, 1, True))
 """Multiplying warpgroups, 64 rows of each, and whether these alternate."""
 _COLUMNS = (256, 192, 128, 64)
-_SPLITS = (1, 2, 4)
+_SPLITS = (1, 2, 4, 8)
 _MOST_STAGES = 10
 _LEAST_STAGE = 24 << 10
 """Bytes of a stage; smaller ones hold two lines of the sum."""
+_NEIGHBOURS = 16
+"""Multiprocessors that are near enough to each other for a cluster of more than two blocks, in
+groups of so many."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +132,31 @@ class Sizes:
     k: int
 
 
-def steady(sizes: Sizes, multiprocessors: int, unit: int) -> MatmulForm:
-    """A form in which every result is summed up along k step by step, as in all others of this
-    kind: which of them it is follows from the sizes, and no bit from that."""
-    if wins(sizes.batch, sizes.m, sizes.n, sizes.k, multiprocessors):
+@dataclass(frozen=True)
+class Layout:
+    """What a form has to know of how factors lie in memory."""
+
+    unit: int = 8  # columns of a tile come by so many
+    along: bool = True  # whether rows of A run along the sum, so that some of a tile can be loaded
+
+
+def clusters(multiprocessors: int, split: int) -> int:
+    """Clusters of so many blocks that run side by side, each block on a multiprocessor of its own:
+    a cluster stays among neighbours."""
+    if split <= 2:
+        return multiprocessors // split
+    return max(1, multiprocessors // _NEIGHBOURS * (_NEIGHBOURS // split))
+
+
+def default(sizes: Sizes, multiprocessors: int, layout: Layout, steady: bool = False) -> MatmulForm:
+    """The form of a product whose sizes are known: `LARGE` where its tiles fill multiprocessors,
+    which was measured, elsewhere the one that is predicted to be fastest. A `steady` form sums up
+    every result along k step by step, as all others of this kind do: which of them it is follows
+    from the sizes, and no bit from that."""
+    if filled(sizes, multiprocessors) >= _FILLED:
         return LARGE
-    found = candidates(sizes, multiprocessors, splits=(1,), unit=unit)
-    return found[0]
+    splits = (1,) if steady else _SPLITS
+    return candidates(sizes, multiprocessors, 1, splits, layout)[0]
 
 
 def candidates(
@@ -125,25 +164,31 @@ def candidates(
     multiprocessors: int,
     count: int = 6,
     splits: Sequence[int] = _SPLITS,
-    unit: int = 8,
+    layout: Layout = Layout(),
 ) -> list[MatmulForm]:
-    """Forms that are worth measuring, the one that should be fastest first. Columns of a tile come
-    by so many as a `unit`."""
+    """Forms that are worth measuring, the one that should be fastest first: one of each kind, then
+    others."""
     found = {}
     for warpgroups, blocks, alternate in _BLOCKS:
-        if blocks * warpgroups > 1 and sizes.m * 2 <= 64 * blocks * (
-            1 if alternate else warpgroups
-        ):
+        rows = 64 * blocks * (1 if alternate else warpgroups)
+        if rows > 64 and sizes.m * 2 <= rows:
             continue  # half of a tile, or more, would be outside
+        few = -(-sizes.m // 8) * 8 if layout.along else rows
         for split in splits[: 1 if alternate else None]:
-            base = MatmulForm(
-                math.lcm(unit, 8 * split), warpgroups, blocks, 2, 1, 8, alternate, split
-            )
+            unit = math.lcm(layout.unit, 8 * split)
+            base = MatmulForm(unit, warpgroups, blocks, 2, 1, 8, alternate, split)
+            base = replace(base, few=few if few < rows else 0, group=_group(sizes))
             for columns in _columns(base, sizes, multiprocessors):
-                form = _filled(replace(base, columns=columns, group=_group(sizes)))
+                form = _staged(replace(base, columns=columns))
                 if form is not None:
                     found[form] = predicted(form, sizes, multiprocessors)
-    return sorted(found, key=found.__getitem__)[:count]
+    ranked = sorted(found, key=found.__getitem__)
+    first = {_kind(form): form for form in reversed(ranked)}.values()
+    return sorted(ranked, key=lambda form: (form not in first, found[form]))[:count]
+
+
+def _kind(form: MatmulForm) -> tuple[int, ...]:
+    return form.warpgroups, form.blocks, form.alternate, form.split
 
 
 def _columns(base: MatmulForm, sizes: Sizes, multiprocessors: int) -> set[int]:
@@ -152,16 +197,16 @@ def _columns(base: MatmulForm, sizes: Sizes, multiprocessors: int) -> set[int]:
     rows = sizes.batch * -(-sizes.m // base.rows)
     wanted = set(_COLUMNS)
     for turns in range(1, 5):
-        if tiles := turns * (multiprocessors // base.split) // rows:
+        if tiles := turns * clusters(multiprocessors, base.split) // rows:
             wanted.add(-(-sizes.n // tiles))
     return {c for n in wanted if (c := -(-n // unit) * unit) <= most}
 
 
-def _filled(form: MatmulForm) -> MatmulForm | None:
+def _staged(form: MatmulForm) -> MatmulForm | None:
     """The form with as many stages as have room."""
     if form.stage < _LEAST_STAGE:
         form = replace(form, lines=2)
-    stages = (MOST_SHARED - _SPARE - form.exchanged - 2 * BARRIER) // (form.stage + 2 * BARRIER)
+    stages = (MOST_SHARED - _SPARE - BARRIERS * BARRIER) // (form.stage + 2 * BARRIER)
     form = replace(form, stages=min(_MOST_STAGES, stages))
     return form if stages >= 2 and form.is_sound() else None
 
@@ -174,34 +219,63 @@ def _group(sizes: Sizes) -> int:
 
 _PRODUCTS = 2048.0 * 0.92
 """That tensor cores multiply and add, near their best."""
-_COPIED = 42.0
-"""Bytes that come from L2, when all ask for some."""
+_FETCHED = 128.0
+"""Bytes that tensor cores get from shared memory."""
+_COPIED, _MOST_COPIED = 44.0, 60.0
+"""Bytes that come from L2, when all ask for some, and when few do."""
 _READ = 18.0
 """Bytes that come from memory."""
-_BEGIN, _END = 2500.0, 1200.0
-"""Until the first products, and between the tiles of a block that does not alternate."""
+_SENT, _MEETING = 32.0, 1000.0
+"""Bytes that come from others of a cluster, and until all know of each other."""
+_BEGIN, _END, _RESULT = 6000.0, 600.0, 30.0
+"""Of a launch until its first products, and of an epilogue: at all, and for each result of a
+thread."""
+_HIDDEN = 0.3
+"""The part of an epilogue that others wait for, where another warpgroup multiplies meanwhile."""
 
 
 def predicted(form: MatmulForm, sizes: Sizes, multiprocessors: int) -> float:
     """About how long a product takes."""
-    rows, columns = -(-sizes.m // form.rows), -(-sizes.n // form.columns)
-    turns = -(-sizes.batch * rows * columns // (multiprocessors // form.split))
-    steps = -(-sizes.k // (form.depth * form.split)) * form.lines
+    split, rows = form.split, -(-sizes.m // form.rows)
+    tiles = sizes.batch * rows * -(-sizes.n // form.columns)
+    most = clusters(multiprocessors, split)
+    turns, active = -(-tiles // most), min(tiles, most) * split
+    steps = -(-sizes.k // (form.depth * split)) * form.lines
     copied = (min(form.rows, sizes.m) + form.columns) * LINE * 2
-    step = max(form.rows * form.columns * LINE / _PRODUCTS, copied / _COPIED)
-    end = _END * (form.split if form.split > 1 else 0.3 if form.alternate else 1)
-    read = 2 * sizes.batch * (sizes.m + sizes.n) * sizes.k / multiprocessors / _READ
-    return _BEGIN + max(turns * (steps * step + end), read)
+    fetched = (form.rows + form.rows // 64 * form.columns) * LINE * 2
+    step = max(
+        form.rows * form.columns * LINE / _PRODUCTS,
+        fetched / _FETCHED,
+        copied / min(_MOST_COPIED, _COPIED * multiprocessors / active),
+    )
+    end = _END + _RESULT * form.sums / split
+    if split > 1:
+        end += 2 * _MEETING + form.exchanged / _SENT
+    ends = 1 + (turns - 1) * (_HIDDEN if form.alternate else 1)
+    memory = min(_MOST_COPIED * active, _READ * multiprocessors)
+    read = 2 * sizes.batch * (sizes.m + sizes.n) * sizes.k / memory
+    return _BEGIN + max(turns * steps * step, read) + ends * end
 
 
+# ---- which products are ours ----
+
+_FILLED = 0.7
+"""The part of the multiprocessors' time that tiles of `LARGE` take, from which on it is a good
+form."""
 _LARGEST = 192 << 20
 """Bytes of both factors up to which our kernel was as fast as the library's: 0.9 of it at 256."""
 
 
-def wins(batch: int, m: int, n: int, k: int, multiprocessors: int) -> bool:
-    """Whether our kernel, in the form for large products, is at least as fast as the library's."""
+def filled(sizes: Sizes, multiprocessors: int) -> float:
+    """The part of the multiprocessors' time in which they have a tile of `LARGE`."""
     form = LARGE
-    tiles = batch * -(-m // form.rows) * -(-n // form.columns)
+    tiles = sizes.batch * -(-sizes.m // form.rows) * -(-sizes.n // form.columns)
     turns = -(-tiles // multiprocessors)
-    busy = batch * m * n / (turns * multiprocessors * form.rows * form.columns)
-    return busy >= 0.7 and k >= 1024 and 2 * batch * (m + n) * k <= _LARGEST
+    results = sizes.batch * sizes.m * sizes.n
+    return results / (turns * multiprocessors * form.rows * form.columns)
+
+
+def wins(batch: int, m: int, n: int, k: int, multiprocessors: int) -> bool:
+    """Whether our kernel is at least as fast as the library's."""
+    fills = filled(Sizes(batch, m, n, k), multiprocessors) >= _FILLED
+    return fills and k >= 1024 and 2 * batch * (m + n) * k <= _LARGEST

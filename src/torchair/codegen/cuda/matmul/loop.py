@@ -11,7 +11,7 @@ from torchair.codegen.cuda.hopper import ALIGNED, LINE, WARPGROUP, number
 from torchair.codegen.cuda.jit import WARP, Gpu
 from torchair.codegen.cuda.matmul.cluster import Cluster
 from torchair.codegen.cuda.matmul.epilogue import TileEpilogue, TilePlace
-from torchair.codegen.cuda.matmul.forms import BARRIER, MatmulForm
+from torchair.codegen.cuda.matmul.forms import BARRIER, MatmulForm, clusters
 from torchair.codegen.cuda.matmul.operands import PIECE, MatmulOperand, factors, short
 from torchair.codegen.cuda.writer import GpuWriter
 from torchair.codegen.requests import Product
@@ -23,7 +23,7 @@ class TensorMatmul:
 
     def __init__(self, product: Product, gpu: Gpu, form: MatmulForm, early: bool) -> None:
         self.matmul, self.form, self.early = product.matmul, form, early
-        self.a, self.b = factors(self.matmul, (form.rows, form.columns))
+        self.a, self.b = factors(self.matmul, (form.rows, form.columns), form.kept)
         self.w = w = GpuWriter(gpu)
         self.start = w.asked_at(ALIGNED)
         self.m, self.n, self.k = (
@@ -35,7 +35,8 @@ class TensorMatmul:
         self.thread = w.entry(f"trunc i64 {w.thread()} to i32")
         self.group = w.entry(f"lshr i32 {self.thread}, 7")
         far = form.stages * (form.stage + 2 * BARRIER)
-        self.others = Cluster(w, form, w.entry(f"add i32 {self.start}, {far}"), self.thread)
+        barriers = w.entry(f"add i32 {self.start}, {far}")
+        self.others = Cluster(w, form, barriers, self.start, self.thread)
 
     def launch(self) -> Launch:
         """A block for each multiprocessor, if there are tiles for them."""
@@ -45,7 +46,7 @@ class TensorMatmul:
             1,
             (matmul.batch, matmul.m, matmul.n, form.split),
             shared=form.shared,
-            most=self.w.gpu.multiprocessors // form.split * form.split,
+            most=clusters(self.w.gpu.multiprocessors, form.split) * form.split,
             cluster=form.split,
             early=self.early,
             resident=1,
@@ -75,13 +76,15 @@ class TensorMatmul:
         loads = w(f"icmp eq i32 {self.group}, 0")
 
         def load() -> list[str]:
-            hopper.registers(w, form.registers[0], more=False)
+            if form.registers:
+                hopper.registers(w, form.registers[0], more=False)
             with w.when(first):
                 self._load_all()
             return []
 
         def multiply() -> list[str]:
-            hopper.registers(w, form.registers[1], more=True)
+            if form.registers:
+                hopper.registers(w, form.registers[1], more=True)
             self._multiply_all()
             return []
 
@@ -170,10 +173,13 @@ class TensorMatmul:
         w, form = self.w, self.form
         if self.early:
             w.wait()
-        ring = [("i32", "0"), ("i32", "1")]
+        ring = [("i32", "0"), ("i32", "0"), ("i32", "1")]
         with w.loop(self.block, self.tiles, self.blocks, ring) as tiles:
             batch, row, column = self._tile(tiles.index)
-            ring = [("i32", x) for x in tiles.carried]
+            turn, *before = tiles.carried
+            if form.split > 1:
+                self.others.await_room(turn)
+            ring = [("i32", x) for x in before]
             with w.loop("0", self.steps, 1, ring) as steps:
                 stage, phase = steps.carried
                 hopper.await_phase(w, self._barrier(stage, empty=True), phase)
@@ -188,7 +194,7 @@ class TensorMatmul:
                         place = number(w, "add", place, line * factor.bytes)
                         factor.load(w, place, batch, at, element, full)
                 steps.next = self._next(stage, phase)
-            tiles.next = steps.results
+            tiles.next = [number(w, "add", turn, 1), *steps.results]
 
     # ---- multiplying ----
 

@@ -29,6 +29,7 @@ class MatmulOperand:
     k: Size
     strides: tuple[Size, Size, Size]
     span: int  # rows of a tile
+    kept: int  # rows that a stage has room for: tiles without room have no rows behind these
 
     @property
     def along(self) -> bool:
@@ -38,7 +39,7 @@ class MatmulOperand:
     @property
     def bytes(self) -> int:
         """Bytes of a tile for 64 elements of the sum."""
-        return self.span * LINE * BYTES[self.dtype]
+        return self.kept * LINE * BYTES[self.dtype]
 
     @property
     def taken(self) -> int:
@@ -60,6 +61,8 @@ class MatmulOperand:
             return f"a factor with strides {self.strides}"
         if not self.along and self.span % LINE:
             return f"tiles of {self.span} columns that are stored across the sum"
+        if self.taken > self.kept:
+            return f"{self.taken} rows where stages have room for {self.kept}"
         far = [(self.rows, row)] if self.along else [(self.k, k)]
         for size, stride in [*far, (self.batch, batch)]:
             if size == 1:
@@ -97,16 +100,17 @@ class MatmulOperand:
         return [w.add(start, str(far * k)) for k in range(LINE // STEP)]
 
 
-def factors(matmul: MatMul, spans: Sequence[int]) -> tuple[MatmulOperand, MatmulOperand]:
-    """A and B of a product, with tiles of so many rows and columns."""
+def factors(matmul: MatMul, spans: Sequence[int], kept: int) -> tuple[MatmulOperand, MatmulOperand]:
+    """A and B of a product, with tiles of so many rows and columns, and room for so many rows."""
     found = []
     a, (batch, k, n) = matmul.a, matmul.b
-    for word, rows, strides, span in (
-        (0, matmul.m, a, spans[0]),
-        (1, matmul.n, (batch, n, k), spans[1]),
+    for word, rows, strides, span, room in (
+        (0, matmul.m, a, spans[0], kept),
+        (1, matmul.n, (batch, n, k), spans[1], spans[1]),
     ):
         shared = 1 if strides[0] == 0 else matmul.batch
-        found.append(MatmulOperand(word, matmul.dtype, shared, rows, matmul.k, strides, span))
+        sizes = (shared, rows, matmul.k)
+        found.append(MatmulOperand(word, matmul.dtype, *sizes, strides, span, room))
     return found[0], found[1]
 
 
