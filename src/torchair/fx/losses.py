@@ -11,17 +11,22 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.fx.padding import narrowed, widened
+
 aten = torch.ops.aten
 _IGNORED = -100
 _MEAN, _NONE = 1, 0  # numbers of reductions
 
 
-def keep_less_of_cross_entropy(joint: fx.GraphModule) -> None:
+def keep_less_of_cross_entropy(joint: fx.GraphModule, pads: bool = False) -> None:
     """nll_loss(log_softmax(x)) and its gradient -> the same from x, the largest element of each row
-    and the logarithm of its sum. Only the elements at the targets are read for the loss."""
+    and the logarithm of its sum. Only the elements at the targets are read for the loss. If it
+    `pads`, rows have as many elements as products want."""
     found = joint.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
-    changed = [True for node in found if (loss := _loss_of(node)) is not None and _rewrite(*loss)]
-    if changed:
+    losses = [loss for node in found if (loss := _loss_of(node)) is not None]
+    for loss in losses:
+        _rewrite(*loss, pads)
+    if losses:
         joint.graph.eliminate_dead_code()
         joint.recompile()
 
@@ -106,16 +111,19 @@ class _Builder:
         return (value[0] if isinstance(value, tuple) else value).fake_mode
 
 
-def _rewrite(node: fx.Node, loss: fx.Node, pairs: list[tuple[fx.Node, fx.Node]]) -> bool:
+def _rewrite(
+    node: fx.Node, loss: fx.Node, pairs: list[tuple[fx.Node, fx.Node]], pads: bool
+) -> None:
     x = node.args[0]
     assert isinstance(x, fx.Node)
+    if pads and (wide := widened(x, node)) is not None:
+        x = wide
     if _narrow(x):  # the softmax rounds what it gives, and nothing in between
         x = _Builder(node)(aten._to_copy.default, x, dtype=torch.float32)
     largest, total = _row_numbers(_Builder(node), x)
     _at_targets(_Builder(loss), loss, x, largest, total)
     for gradient, result in pairs:
         _gradient(_Builder(result), gradient, result, (x, largest, total))
-    return True
 
 
 def _row_numbers(make: _Builder, x: fx.Node) -> tuple[fx.Node, fx.Node]:
@@ -174,4 +182,7 @@ def _gradient(
     made = make(aten.mul.Tensor, less, row)
     if made.meta["val"].dtype is not result.meta["val"].dtype:
         made = make(aten._to_copy.default, made, dtype=result.meta["val"].dtype)
+    count = result.meta["val"].shape[1]
+    if value.shape[1] != count:
+        made = narrowed(made, result, count)
     result.replace_all_uses_with(made)

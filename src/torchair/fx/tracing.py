@@ -54,7 +54,7 @@ def partition(joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **o
     if lays_out:
         carry_channels_last(joint)
     if _is_on(joint, "cuda"):
-        keep_less_of_cross_entropy(joint)
+        keep_less_of_cross_entropy(joint, pads=lays_out)
     if lays_out:
         pad_products(joint)
     cut = default_partition if _is_on(joint, "npu") else min_cut_partition
