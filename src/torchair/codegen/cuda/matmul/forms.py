@@ -55,6 +55,11 @@ class MatmulForm:
         return self.few or self.rows
 
     @property
+    def least_kept(self) -> int:
+        """Rows of A that a stage has room for at least: what is taken for more is in the stage."""
+        return self.rows - self.lines * self.columns
+
+    @property
     def readers(self) -> int:
         """Warpgroups that read a stage."""
         return 1 if self.alternate else self.warpgroups
@@ -104,7 +109,7 @@ class MatmulForm:
         """Whether there is room for it."""
         room = self.shared + _SPARE <= MOST_SHARED and self.sums <= 128
         room &= self.exchanged <= self.stages * self.stage
-        behind = self.rows - self.kept <= self.lines * self.columns and self.kept % 8 == 0
+        behind = self.kept >= self.least_kept and self.kept % 8 == 0
         return room and behind and self.columns % (8 * self.split) == 0
 
 
@@ -206,6 +211,8 @@ def _staged(form: MatmulForm) -> MatmulForm | None:
     """The form with as many stages as have room."""
     if form.stage < _LEAST_STAGE:
         form = replace(form, lines=2)
+    if form.few:
+        form = replace(form, few=max(form.few, form.least_kept))
     stages = (MOST_SHARED - _SPARE - BARRIERS * BARRIER) // (form.stage + 2 * BARRIER)
     form = replace(form, stages=min(_MOST_STAGES, stages))
     return form if stages >= 2 and form.is_sound() else None
