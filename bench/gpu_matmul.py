@@ -125,22 +125,17 @@ def generated(request: Product, form: MatmulForm) -> Generated:
     return Generated(kernel, launch=launch)
 
 
-def kernels(
-    shapes: list[Shape], layout: str, count: int
-) -> dict[tuple[Shape, bool], dict[str, Generated]]:
-    """Kernels to be measured by shape and epilogue, compiled side by side."""
-    found: dict[tuple[Shape, bool], dict[str, Generated]] = {}
-    for shape in track(shapes, "writing kernels", console=console, transient=True):
-        forms = forms_of(shape, layout, count)
-        for fused in (False, True) if layout == "nt" else (False,):
-            made = found[shape, fused] = {}
-            for form in forms:
-                try:
-                    made[str(form)] = generated(request_of(shape, layout, fused), form)
-                except Declined as e:
-                    console.print(f"{shape}, {form}: {e}")
-    with console.status("compiling"):
-        errors = library(0).add([entry_alone(k) for made in found.values() for k in made.values()])
+def kernels(shape: Shape, layout: str, forms: list[MatmulForm]) -> dict[bool, dict[str, Generated]]:
+    """Kernels of a shape, without and with an epilogue, compiled side by side."""
+    found: dict[bool, dict[str, Generated]] = {}
+    for fused in (False, True) if layout == "nt" else (False,):
+        made = found[fused] = {}
+        for form in forms:
+            try:
+                made[str(form)] = generated(request_of(shape, layout, fused), form)
+            except Declined as e:
+                console.print(f"{shape}, {form}: {e}")
+    errors = library(0).add([entry_alone(k) for made in found.values() for k in made.values()])
     for name, error in errors.items():
         console.print(f"{name}: {error}")
     return found
@@ -161,19 +156,19 @@ def contest(shape: Shape, layout: str, fused: bool, made: dict[str, Generated]) 
 def rows(shapes: list[Shape], layout: str, count: int, end: float) -> Iterator[dict[str, Any]]:
     """What was measured for each shape, up to a time."""
     multiprocessors = library(0).machine.multiprocessors
-    for (shape, fused), made in kernels(shapes, layout, count).items():
+    for shape in track(shapes, f"layout {layout}", console=console, transient=True):
         if time.monotonic() > end:
-            what = "bias and GELU" if fused else "plain"
-            console.print(f"no time was left for {shape}, {layout}, {what}")
+            console.print(f"no time was left for {shape}, {layout}")
             continue
-        times = contest(shape, layout, fused, made)
-        forms = {str(f): f for f in forms_of(shape, layout, count)}
-        cycles = {x: predicted(f, Sizes(1, *shape), multiprocessors) for x, f in forms.items()}
-        served = wins(1, *shape, multiprocessors)
-        yield {
-            "shape": shape, "layout": layout, "fused": fused, "library": times.pop("library"),
-            "ours": times, "cycles": cycles, "default": next(iter(forms)), "served": served,
-        }  # fmt: skip
+        forms = forms_of(shape, layout, count)
+        cycles = {str(f): predicted(f, Sizes(1, *shape), multiprocessors) for f in forms}
+        for fused, made in kernels(shape, layout, forms).items():
+            times = contest(shape, layout, fused, made)
+            yield {
+                "shape": shape, "layout": layout, "fused": fused, "library": times.pop("library"),
+                "ours": times, "cycles": cycles, "default": str(forms[0]),
+                "served": wins(1, *shape, multiprocessors),
+            }  # fmt: skip
 
 
 def report(found: list[dict[str, Any]], title: str) -> None:
@@ -219,13 +214,15 @@ def main() -> None:
     everything, end = [], time.monotonic() + args.limit
     for layout in args.layout:
         shapes = [LARGE[0], *layers, *LARGE[1:]] if layout == "nt" else LARGE
-        found = list(rows(shapes[::4] if args.quick else shapes, layout, args.forms, end))
+        found = []
+        for row in rows(shapes[::4] if args.quick else shapes, layout, args.forms, end):
+            found.append(row)
+            if args.json:  # a run that is stopped has what it has measured
+                args.json.write_text(json.dumps(everything + found))
         for fused in sorted({row["fused"] for row in found}):
             mine = [row for row in found if row["fused"] == fused]
             report(mine, f"bfloat16, {layout}, {'bias and GELU' if fused else 'plain'}")
         everything += found
-    if args.json:
-        args.json.write_text(json.dumps(everything))
 
 
 if __name__ == "__main__":

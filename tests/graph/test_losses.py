@@ -124,6 +124,23 @@ def test_short_predictions(dtype: torch.dtype) -> None:
     assert (got[0] != wanted[0]).float().mean() < 0.1
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_logarithms_that_autocast_widens(reduction: str) -> None:
+    """On a GPU it has the softmax of bfloat16 give bfloat16, and the loss take float32."""
+
+    def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+        return F.nll_loss(F.log_softmax(x @ w, 1).float(), target, reduction=reduction)
+
+    given = operands(torch.bfloat16, 5)
+    traced = Traced(loss)
+    wanted, got = gradients(loss, *given), gradients(traced.call, *given)
+    assert traced.rewritten
+    wide = [t for t in traced.kept if tuple(t.shape) == (ROWS, CLASSES)]
+    assert [t.dtype for t in wide] == [torch.bfloat16]
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.03, atol=0.03)
+
+
 def test_no_classes() -> None:
     def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(x + w, target, reduction="sum")

@@ -118,16 +118,19 @@ def misfit(
     got: torch.Tensor,
     expected: torch.Tensor,
     also: Literal["", "strides", "device"] = "",
+    device: torch.device | None = None,
 ) -> InputError:
     """What is to be raised for an input that cannot stand for the one that was captured; `also`
-    names what matters beside type and dims."""
+    names what matters beside type and dims. What was expected may be a tensor without memory: then
+    `device` is where it has to be."""
 
-    def said(t: torch.Tensor) -> str:
-        more = {"strides": f" with strides {t.stride()}", "device": f" on {t.device}", "": ""}
+    def said(t: torch.Tensor, place: torch.device) -> str:
+        more = {"strides": f" with strides {t.stride()}", "device": f" on {place}", "": ""}
         return f"{t.dtype} {list(t.shape)}{more[also]}"
 
     text = "an input does not fit the captured graph"
-    return InputError(text, index=index, expected=said(expected), got=said(got))
+    wanted = said(expected, device or expected.device)
+    return InputError(text, index=index, expected=wanted, got=said(got, got.device))
 
 
 def brought(index: int, given: torch.Tensor, first: torch.Tensor) -> torch.Tensor:

@@ -251,7 +251,7 @@ class ExchangedRecording(base.PooledRecording):
             given = args[position]
             kind = (given.dtype, given.shape, given.device)
             if kind != (like.dtype, like.shape, self._device):
-                raise base.misfit(position, given, like, "device")
+                raise base.misfit(position, given, like, "device", self._device)
             if given.stride() != like.stride() or given.is_conj() or given.is_neg():
                 odd.append(k)
         return odd

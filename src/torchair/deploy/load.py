@@ -124,11 +124,23 @@ class Loaded:
         """An error about the argument that does not fit, if that is what was wrong."""
         for k, (port, tensor) in enumerate(zip(self.inputs, tensors, strict=False)):
             found = port.problem(tensor)
-            if found is None and isinstance(error, InputError) and error.name == self._in_graph[k]:
-                found = error.expected, error.got
+            if found is None and isinstance(error, InputError):
+                found = self._misfit(error, self._in_graph[k], tensor)
             if found is not None:
                 return mismatch(port.name, "the model was exported", k, found)
         return error
+
+    def _misfit(self, error: InputError, name: str | None, given: Any) -> tuple[Any, Any] | None:
+        """What was expected and what has come, if an error is about an argument that has this name
+        in the graph. Errors of a recorded graph have no names: they are about its device."""
+        if name is None:
+            return None
+        if error.name == name:
+            return error.expected, error.got
+        elsewhere = isinstance(given, torch.Tensor) and given.device != self._run.device
+        if error.name is None and elsewhere:
+            return f"a tensor on {self._run.device}", f"one on {given.device}"
+        return None
 
     @property
     def call(self) -> GraphCall:

@@ -62,6 +62,7 @@ class Runnable:
         self.arguments = signature.arguments - len(bound)  # how many a call has
         self._bound = tuple(bound[k] for k in sorted(bound))
         state = GraphState(list(signature.inputs), dict(convention.assigned))
+        self.device = torch.device(device)
         made = _Call(graph, signature, device_named(device), state, options or {}, process or {})
         made.finished, made.target = finished, target
         made.ready()

@@ -11,17 +11,22 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchair.fx.padding import narrowed, widened
+
 aten = torch.ops.aten
 _IGNORED = -100
 _MEAN, _NONE = 1, 0  # numbers of reductions
 
 
-def keep_less_of_cross_entropy(joint: fx.GraphModule) -> None:
+def keep_less_of_cross_entropy(joint: fx.GraphModule, pads: bool = False) -> None:
     """nll_loss(log_softmax(x)) and its gradient -> the same from x, the largest element of each row
-    and the logarithm of its sum. Only the elements at the targets are read for the loss."""
+    and the logarithm of its sum. Only the elements at the targets are read for the loss. If it
+    `pads`, rows have as many elements as products want."""
     found = joint.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
-    changed = [True for node in found if (loss := _loss_of(node)) is not None and _rewrite(*loss)]
-    if changed:
+    losses = [loss for node in found if (loss := _loss_of(node)) is not None]
+    for loss in losses:
+        _rewrite(*loss, pads)
+    if losses:
         joint.graph.eliminate_dead_code()
         joint.recompile()
 
@@ -39,6 +44,8 @@ def _loss_of(node: fx.Node) -> tuple[fx.Node, fx.Node, list[tuple[fx.Node, fx.No
         if reader.target is aten.detach.default:
             same.add(reader)
             todo += reader.users
+        elif _widens(reader):
+            todo += reader.users
         elif reader.target is aten.nll_loss_forward.default and _is_plain(reader, 2):
             losses.append(reader)
         elif reader.target is aten.nll_loss_backward.default and _is_plain(reader, 3):
@@ -46,14 +53,27 @@ def _loss_of(node: fx.Node) -> tuple[fx.Node, fx.Node, list[tuple[fx.Node, fx.No
         elif reader.target is aten._log_softmax_backward_data.default:
             if reader.args[1] not in same or reader.args[0] in same:
                 return None
-            pairs.append((reader.args[0], reader))
+            pairs.append((_before_cast(reader.args[0]), reader))
         else:
             return None
     made = [made for made, _ in pairs]
     alone = all(g in made and len(g.users) == 1 for g in gradients)
     if len(losses) != 1 or not alone or len(gradients) != len(pairs) or len(pairs) > 1:
         return None
-    return node, losses[0], pairs  # type: ignore[return-value]
+    return node, losses[0], pairs
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether it gives a value of 16 bits as float32, as autocast does before a loss."""
+    dtypes = {"dtype": torch.float32}
+    return node.target is aten._to_copy.default and node.kwargs == dtypes and _narrow(node.args[0])
+
+
+def _before_cast(gradient: Any) -> Any:
+    """A gradient as the loss gives it, before autocast brings it back to 16 bits."""
+    cast = isinstance(gradient, fx.Node) and gradient.target is aten._to_copy.default
+    alone = cast and len(gradient.users) == 1 and _narrow(gradient)
+    return gradient.args[0] if alone else gradient
 
 
 def _is_plain(node: fx.Node, weight: int) -> bool:
@@ -91,16 +111,19 @@ class _Builder:
         return (value[0] if isinstance(value, tuple) else value).fake_mode
 
 
-def _rewrite(node: fx.Node, loss: fx.Node, pairs: list[tuple[fx.Node, fx.Node]]) -> bool:
+def _rewrite(
+    node: fx.Node, loss: fx.Node, pairs: list[tuple[fx.Node, fx.Node]], pads: bool
+) -> None:
     x = node.args[0]
     assert isinstance(x, fx.Node)
+    if pads and (wide := widened(x, node)) is not None:
+        x = wide
     if _narrow(x):  # the softmax rounds what it gives, and nothing in between
         x = _Builder(node)(aten._to_copy.default, x, dtype=torch.float32)
     largest, total = _row_numbers(_Builder(node), x)
     _at_targets(_Builder(loss), loss, x, largest, total)
     for gradient, result in pairs:
         _gradient(_Builder(result), gradient, result, (x, largest, total))
-    return True
 
 
 def _row_numbers(make: _Builder, x: fx.Node) -> tuple[fx.Node, fx.Node]:
@@ -159,4 +182,7 @@ def _gradient(
     made = make(aten.mul.Tensor, less, row)
     if made.meta["val"].dtype is not result.meta["val"].dtype:
         made = make(aten._to_copy.default, made, dtype=result.meta["val"].dtype)
+    count = result.meta["val"].shape[1]
+    if value.shape[1] != count:
+        made = narrowed(made, result, count)
     result.replace_all_uses_with(made)

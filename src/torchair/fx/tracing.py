@@ -17,6 +17,7 @@ from torch import fx
 
 from torchair.fx.layouts import carry_channels_last
 from torchair.fx.losses import keep_less_of_cross_entropy
+from torchair.fx.padding import pad_products
 from torchair.locks import RLock, in_child
 from torchair.ops.purity import has_no_dropout, is_seeded
 from torchair.torch_private import functions
@@ -41,7 +42,7 @@ def partition(joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **o
     """Forward and backward graph. On an NPU the backward reads all that it needs, as in the
     original; elsewhere a minimum cut decides which cheap values it computes again. Without help
     torch keeps an operator of ours that has an effect, such as a print, in both: it belongs where
-    it was traced. If it `lays_out`, convolutions are in the layout that is faster."""
+    it was traced. If it `lays_out`, convolutions and products are in the layout that is faster."""
     for node in joint.graph.nodes:
         if _is_effect(node.target):
             backward = node.meta.get("partitioner_tag") == "is_backward"
@@ -53,7 +54,9 @@ def partition(joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **o
     if lays_out:
         carry_channels_last(joint)
     if _is_on(joint, "cuda"):
-        keep_less_of_cross_entropy(joint)
+        keep_less_of_cross_entropy(joint, pads=lays_out)
+    if lays_out:
+        pad_products(joint)
     cut = default_partition if _is_on(joint, "npu") else min_cut_partition
     with functorch_config.patch(cse=functorch_config.cse and not _repeats_effects(joint)):
         parts = cut(joint, inputs, **options)

@@ -21,7 +21,11 @@ from torchair.ge.shapes import is_static
 from torchair.operators import core
 from torchair.operators.core import DimOrder, Op, Row, TorchKernel, Trait, add_row, all_contiguous
 from torchair.operators.opaque import object_of
-from torchair.torch_private.dispatch import HigherOrderOperator, OpOverload
+from torchair.torch_private.dispatch import (
+    DisableTorchDispatch,
+    HigherOrderOperator,
+    OpOverload,
+)
 from torchair.torch_private.fake import FakeTensorMode
 from torchair.torch_private.pytree import tree_flatten, tree_map_only
 
@@ -63,7 +67,35 @@ def call_directly(name: str, function: Callable[..., Any]) -> None:
 
 def _callee(node: Node) -> Any:
     """What a generic node calls: the function that stands for its operator, or the operator."""
-    return _functions.get(node.attr("target")) or finished(find_target(node))
+    name = node.attr("target")
+    found = _functions.get(name) or finished(find_target(node))
+    places = _RANDOM_STATES.get(name.removesuffix(".default"))
+    return found if places is None else _with_state_on_host(found, places)
+
+
+_RANDOM_STATES = {
+    "aten::_scaled_dot_product_efficient_attention_backward": (7, 8),
+    "aten::_efficient_attention_backward": (12, 13),
+}
+"""Gradients of attention that read the state which the forward has drawn with, and where it stands
+among their arguments."""
+
+
+def _with_state_on_host(target: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """These operators read the random state on the host, or on the GPU where they are captured: a
+    forward that was captured has left it there, wherever the backward runs."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        states = [args[k] for k in places if isinstance(args[k], torch.Tensor)]
+        if not any(s.is_cuda for s in states) or torch.cuda.is_current_stream_capturing():
+            return target(*args, **kwargs)
+        given = list(args)
+        with DisableTorchDispatch():  # a rehearsal of a recording refuses to read on the host
+            for k in places:
+                given[k] = args[k].cpu()
+        return target(*given, **kwargs)
+
+    return call
 
 
 Read = Callable[[str, int], Any]

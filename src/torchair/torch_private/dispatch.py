@@ -40,6 +40,9 @@ NAMES = Names(
             "torch._C:_AutoDispatchBelowADInplaceOrView", "replays without autograd"
         ),
         "DisableAutocast": feature("torch._C:_DisableAutocast", "capture on a CPU"),
+        "DisableTorchDispatch": required(
+            "torch._C:_DisableTorchDispatch", "gradients of attention with dropout on a GPU"
+        ),
         "DisableTorchFunction": required(
             "torch._C:DisableTorchFunction", "calls under a default device"
         ),

@@ -44,7 +44,9 @@ from torchair.codegen.requests import FAR, Attention
 from torchair.codegen.target import Declined, Generated, KernelOrder, Launch
 from torchair.codegen.work_lists import Work, WorkListError, WorkLists, needs_of, work_lists
 
-_REGISTERS = 65536  # of a multiprocessor
+_THREADS = 512
+"""Resident threads of a multiprocessor: each may have 128 registers then, which is what products
+need to have enough loads in flight."""
 _BLOCK_SHARED = 1024  # bytes of shared memory that the system has in each block
 _MOST_SOURCES = 400  # a kernel has 4096 bytes of parameters
 _ALIGN = 256
@@ -320,7 +322,7 @@ class SuperKernels:
         record = FIRST_WAIT + 2 * waits + max(len(k.words) for k in kernels)
         largest = max(-(-record // WARP) * WARP, *(launch.block for launch in launches))
         held = [launch.resident * launch.block for launch in launches if launch.resident]
-        threads = min([self.gpu.threads, *held])
+        threads = min([_THREADS, *held])
         resident = max(1, threads // largest)
         block = min(max(largest, threads // resident // WARP * WARP), _MOST_THREADS)
         static = 8 * (2 * record + 1 + sources) + 32

@@ -71,6 +71,25 @@ def ReshapeOfReshape(node: Node, inner: Inner) -> Build | None:
     return lambda: ge.Reshape(operands(reshaped)[0], shape)
 
 
+@RULES("Reshape")
+def ReshapeAroundCast(node: Node, inner: Inner) -> Build | None:
+    """Reshape(Cast(Reshape(x))) -> Cast(x), where the dims are those of x again: kernels of other
+    dims do not fuse with it."""
+    turned = node.values()[0]
+    if not made_by(turned, "Cast"):
+        return None
+    (reshaped,) = operands(turned)
+    if not made_by(reshaped, "Reshape"):
+        return None
+    inner.see(turned, reshaped)
+    x, dtype = operands(reshaped)[0], turned.node.attr("dst_type")
+    if x.shape is None or x.shape != node.outputs[0].shape:
+        raise Mismatch("dims differ", x)
+    if any(u.type != "Reshape" for u in turned.users()):
+        raise Mismatch("the cast is read in its dims too", turned)
+    return lambda: ge.Cast(x, dst_type=dtype)
+
+
 @RULES("Transpose")
 def TransposeNothing(node: Node, inner: Inner) -> Build:
     """A transpose that keeps every dim in place."""
