@@ -222,6 +222,18 @@ def test_products_on_numpy(case: MatmulCase) -> None:
     on_numpy(work, blocks=2 * work.launch.cluster)
 
 
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("sizes", [(16, 136, 520), (104, 200, 328)], ids=str)
+def test_forms_for_few_tiles_on_numpy(sizes: tuple[int, int, int], turned: str) -> None:
+    """Those that are chosen for multiprocessors that are many."""
+    case = MatmulCase(*sizes, LARGE, "residual", "f16", turned=turned)
+    found = forms(case.product(), HOPPER)
+    splits = {form.split: form for form in reversed(found) if form != LARGE}
+    assert found[0] != LARGE and len(splits) > 1
+    for form in {found[0], splits[max(splits)]}:
+        on_numpy(dataclasses.replace(case, form=form).work(HOPPER), blocks=2 * form.split)
+
+
 @pytest.mark.parametrize("order", ["up", "down"])
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_warps_wait_for_each_other(order: Order, blocks: int) -> None:
