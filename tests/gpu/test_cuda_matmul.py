@@ -213,6 +213,18 @@ def test_products_larger_than_measured_are_left_to_the_library() -> None:
     assert wins(1, 4096, 4096, 4096, 132) and not wins(1, 8192, 8192, 8192, 132)
 
 
+def test_few_rows_of_a_layer_are_ours() -> None:
+    layer = product(1, 16, 4096, 14336)
+    assert CudaTarget(0, HOPPER).declines(layer) is None
+    for other in (
+        dataclasses.replace(layer, along=False),
+        product(1, 16, 1024, 1024),
+        product(2, 16, 4096, 14336),
+        product(1, 256, 65536, 4096),
+    ):
+        assert CudaTarget(0, HOPPER).declines(other), other
+
+
 # ---- values ----
 
 

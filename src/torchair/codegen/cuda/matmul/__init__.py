@@ -108,6 +108,7 @@ def declines(anchor: Anchor, gpu: Gpu) -> str | None:
         return "torch's libraries serve many rows, and their number is not known"
     if n % 8:
         return "rows of its results are no multiples of 16 bytes"
-    if not all((batch, m, n, k)) or not wins(batch, m, n, k, gpu.multiprocessors):
+    along = anchor.along and not anchor.turned
+    if not all((batch, m, n, k)) or not wins(batch, m, n, k, gpu.multiprocessors, along):
         return "torch's libraries are faster"
     return None

@@ -273,6 +273,12 @@ _LARGEST = 192 << 20
 """Bytes of both factors up to which our kernel was as fast as the library's: 0.9 of it at 256."""
 
 
+_FEW_ROWS = ((range(5, 65), 4096, 4096, 1 << 40), (range(65, 257), 4096, 4096, _LARGEST))
+"""Single products with factors along the sum whose forms are predicted to be no slower than the
+library, which no GPU has shown: numbers of rows; columns and terms of a sum from which on, and
+bytes of both factors up to which they are ours."""
+
+
 def filled(sizes: Sizes, multiprocessors: int) -> float:
     """The part of the multiprocessors' time in which they have a tile of `LARGE`."""
     form = LARGE
@@ -282,7 +288,13 @@ def filled(sizes: Sizes, multiprocessors: int) -> float:
     return results / (turns * multiprocessors * form.rows * form.columns)
 
 
-def wins(batch: int, m: int, n: int, k: int, multiprocessors: int) -> bool:
-    """Whether our kernel is at least as fast as the library's."""
-    fills = filled(Sizes(batch, m, n, k), multiprocessors) >= _FILLED
-    return fills and k >= 1024 and 2 * batch * (m + n) * k <= _LARGEST
+def wins(batch: int, m: int, n: int, k: int, multiprocessors: int, along: bool = True) -> bool:
+    """Whether our kernel is at least as fast as the library's; whether both factors run `along` the
+    sum."""
+    read = 2 * batch * (m + n) * k
+    if filled(Sizes(batch, m, n, k), multiprocessors) >= _FILLED and k >= 1024 and read <= _LARGEST:
+        return True
+    return (along and batch == 1) and any(
+        m in rows and n >= columns and k >= terms and read <= most
+        for rows, columns, terms, most in _FEW_ROWS
+    )
