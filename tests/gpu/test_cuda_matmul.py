@@ -97,7 +97,7 @@ def test_what_the_copy_engine_cannot_read_is_declined(changes: dict[str, Any]) -
 
 def test_tiles_across_the_sum_are_whole_lines() -> None:
     """The copy engine brings 64 columns of them at a time; the block waits for the bytes of all."""
-    sizes, odd = (640, 1280, 1024), MatmulForm(80, 1, 1, 2)
+    sizes, odd = (64, 6144, 4096), MatmulForm(80, 1, 1, 2)
     forms_of = {t: forms(MatmulCase(*sizes, ONE, turned=t).product(), HOPPER) for t in ("", "b")}
     assert any(form.columns % 64 for form in forms_of[""])
     assert not any(form.columns % 64 for form in forms_of["b"]) and len(forms_of["b"]) > 1

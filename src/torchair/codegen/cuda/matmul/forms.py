@@ -118,7 +118,8 @@ LARGE = MatmulForm(256)
 _BLOCKS = ((2, 1, False), (1, 1, False), (2, 2, False), (2, 2, True), (2, 1, True))
 """Multiplying warpgroups, 64 rows of each, and whether these alternate."""
 _COLUMNS = (256, 192, 128, 64)
-_SPLITS = (1, 2, 4, 8)
+_SPLITS = (1, 2)
+"""Blocks of a cluster. More were tried: four took 1.4 to 3 times as long as two."""
 _MOST_STAGES = 10
 _LEAST_STAGE = 24 << 10
 """Bytes of a stage; smaller ones hold two lines of the sum."""
@@ -232,7 +233,7 @@ _COPIED, _MOST_COPIED = 44.0, 60.0
 """Bytes that come from L2, when all ask for some, and when few do."""
 _READ = 18.0
 """Bytes that come from memory."""
-_SENT, _MEETING = 32.0, 1000.0
+_SENT, _MEETING = 32.0, 2000.0
 """Bytes that come from others of a cluster, and until all know of each other."""
 _BEGIN, _END, _RESULT = 6000.0, 600.0, 30.0
 """Of a launch until its first products, and of an epilogue: at all, and for each result of a
@@ -266,22 +267,19 @@ def predicted(form: MatmulForm, sizes: Sizes, multiprocessors: int) -> float:
 
 # ---- which products are ours ----
 
-_FILLED = 0.7
-"""The part of the multiprocessors' time that tiles of `LARGE` take, from which on it is a good
-form."""
-_LARGEST = 192 << 20
+_FILLED = 0.93
+"""The part of the multiprocessors' time that tiles of `LARGE` take, from which on it is the fastest
+form, and the library is no faster: at 0.73 it took 1.2 times as long as another form."""
+_LARGEST = 240 << 20
 """Bytes of both factors up to which our kernel was as fast as the library's: 0.9 of it at 256."""
+_TERMS = 1024  # of a sum that is worth the begin of a kernel
+_FEW, _LAYER = 64, 2048
+"""Up to so many rows a product takes as long as its weights are read, and ours is as fast, if they
+have so many columns and terms."""
 
 
-_FEW_ROWS = ((range(5, 65), 4096, 4096, 1 << 40), (range(65, 257), 4096, 4096, _LARGEST))
-"""Single products with factors along the sum whose forms are predicted to be no slower than the
-library, which no GPU has shown: numbers of rows; columns and terms of a sum from which on, and
-bytes of both factors up to which they are ours."""
-
-
-def filled(sizes: Sizes, multiprocessors: int) -> float:
-    """The part of the multiprocessors' time in which they have a tile of `LARGE`."""
-    form = LARGE
+def filled(sizes: Sizes, multiprocessors: int, form: MatmulForm = LARGE) -> float:
+    """The part of the multiprocessors' time in which they have a tile of this form."""
     tiles = sizes.batch * -(-sizes.m // form.rows) * -(-sizes.n // form.columns)
     turns = -(-tiles // multiprocessors)
     results = sizes.batch * sizes.m * sizes.n
@@ -289,12 +287,18 @@ def filled(sizes: Sizes, multiprocessors: int) -> float:
 
 
 def wins(batch: int, m: int, n: int, k: int, multiprocessors: int, along: bool = True) -> bool:
-    """Whether our kernel is at least as fast as the library's; whether both factors run `along` the
-    sum."""
-    read = 2 * batch * (m + n) * k
-    if filled(Sizes(batch, m, n, k), multiprocessors) >= _FILLED and k >= 1024 and read <= _LARGEST:
+    """Whether our kernel is at least as fast as the library's, with an epilogue or without. Other
+    forms than `LARGE` were measured with single products whose factors run `along` the sum: they
+    win where they need no split and leave few multiprocessors idle."""
+    if k < _TERMS or 2 * batch * (m + n) * k > _LARGEST:
+        return False
+    sizes = Sizes(batch, m, n, k)
+    if filled(sizes, multiprocessors) >= _FILLED:
         return True
-    return (along and batch == 1) and any(
-        m in rows and n >= columns and k >= terms and read <= most
-        for rows, columns, terms, most in _FEW_ROWS
-    )
+    if not along or batch > 1:
+        return False
+    if m <= _FEW:
+        return min(n, k) >= _LAYER
+    form = default(sizes, multiprocessors, Layout())
+    fills = filled(sizes, multiprocessors, form) >= _FILLED
+    return fills and form.split == 1 and min(m, n) >= _TERMS // 4
