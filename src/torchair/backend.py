@@ -123,6 +123,7 @@ def compile_with_aot(
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
         from torchair.concrete.fast_path import Inference, is_flat, quickened
+        from torchair.fx.masks import lay_out_masks
         from torchair.fx.passes import fx_text
         from torchair.fx.torch_streams import translate_streams, uses_torch_streams
         from torchair.fx.tracing import (
@@ -141,6 +142,9 @@ def compile_with_aot(
     if (directory := model_directory(speaker)) is not None:
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
+    lays_out = Settings.of(config).numerics != "strict"
+    if lays_out:
+        lay_out_masks(gm)
 
     inference = Inference(is_flat(gm, example_inputs))
 
@@ -163,7 +167,7 @@ def compile_with_aot(
             fw_compiler=stage("forward"),
             bw_compiler=opaque(stage("backward")),
             inference_compiler=stage("forward", training=False),
-            partition_fn=partial(partition, lays_out=Settings.of(config).numerics != "strict"),
+            partition_fn=partial(partition, lays_out=lays_out),
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )

@@ -1,0 +1,44 @@
+"""Masks of attention as fused kernels want them. Torch computes attention from products and a
+softmax, in float32, where neighbours of a row of the mask are not neighbours in memory: such is a
+mask of which each row is one value, made with `expand`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_MASK = 3  # its place among arguments
+_DEVICES = ("cuda",)
+_TYPES = (torch.bfloat16, torch.float16)
+"""Of queries. Fused kernels would round float32 to TF32."""
+
+
+def lay_out_masks(gm: fx.GraphModule) -> int:
+    """Copy such masks of a graph of Dynamo into rows, each once: how many there were."""
+    made: dict[fx.Node, fx.Node] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=_ATTENTION):
+        mask = node.kwargs.get("attn_mask", node.args[_MASK] if len(node.args) > _MASK else None)
+        if not isinstance(mask, fx.Node) or not _scatters(node, mask):
+            continue
+        if mask not in made:
+            with gm.graph.inserting_after(mask):
+                copy = gm.graph.call_method("contiguous", (mask,))
+            copy.meta = {**mask.meta, "example_value": mask.meta["example_value"].contiguous()}
+            made[mask] = copy
+        node.replace_input_with(mask, made[mask])
+    if made:
+        gm.recompile()
+    return len(made)
+
+
+def _scatters(node: fx.Node, mask: fx.Node) -> bool:
+    query = node.args[0] if node.args else node.kwargs.get("query")
+    values = [n.meta.get("example_value") for n in (query, mask) if isinstance(n, fx.Node)]
+    if len(values) < 2 or not all(isinstance(v, torch.Tensor) for v in values):
+        return False
+    asks, found = values
+    known = asks.device.type in _DEVICES and asks.dtype in _TYPES
+    rows = found.dim() >= 2 and isinstance(found.shape[-1], int) and found.shape[-1] > 1
+    return bool(known and rows and found.stride(-1) != 1)
