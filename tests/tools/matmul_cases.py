@@ -99,12 +99,13 @@ class MatmulCase:
     shifts: tuple[tuple[int, int], ...] = ()  # bytes that operands are moved by
     counted: bool = False  # m and n are words
     padded: int = 0  # elements behind each row of A and B
+    ahead: bool = False  # B is constant, and loaded before the launch before this one ends
 
     def __str__(self) -> str:
         names = [f"{self.batch}x{self.m}x{self.n}x{self.k}", str(self.form), self.epilogue]
         names += [self.dtype, *([self.out] if self.out else [])]
         names += [f"turned_{self.turned}"] if self.turned else []
-        names += [x for x in ("shared", "counted") if getattr(self, x)]
+        names += [x for x in ("shared", "counted", "ahead") if getattr(self, x)]
         names += [f"padded{self.padded}"] if self.padded else []
         names += [f"{k}+{far}" for k, far in self.shifts]
         return "-".join(names)
@@ -121,7 +122,8 @@ class MatmulCase:
             a, b = (0, *a[1:]), (0, *b[1:])
         if self.shared:
             b = (0, *b[1:])
-        return MatMul(self.dtype, self.batch, m, n, self.k, a, b)
+        constant = "nk" if self.ahead else ""
+        return MatMul(self.dtype, self.batch, m, n, self.k, a, b, constant=constant)
 
     def _stored(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows in memory and the distance between them, of A and of B."""
@@ -147,7 +149,7 @@ class MatmulCase:
 
     def generate(self, gpu: Gpu) -> tuple[Kernel, Launch]:
         """The kernel and its launch."""
-        return matmul(self.product(), gpu, form=self.form)
+        return matmul(self.product(), gpu, form=self.form, early=self.ahead)
 
     def work(self, gpu: Gpu) -> Work:
         """The kernel and its data."""
@@ -208,6 +210,10 @@ SMALL_MATMULS = [
     MatmulCase(200, 72, 200, TURNS, "gelu"),  # warpgroups that take turns
     MatmulCase(64, 64, 72, TURNS),
     MatmulCase(70, 136, 136, MatmulForm(64, 2, 2, 2, alternate=True), "residual", batch=3),
+    MatmulCase(64, 64, 64, ONE, ahead=True),  # fewer steps than stages
+    MatmulCase(70, 200, 520, ONE, "gelu", ahead=True),  # more, and tiles than blocks
+    MatmulCase(13, 200, 520, MatmulForm(64, 1, 1, 2, lines=2, few=16, split=2), ahead=True),
+    MatmulCase(100, 136, 264, TURNS, "residual", batch=2, ahead=True),
     MatmulCase(64, 64, 64, ONE),
     MatmulCase(64, 64, 320, ONE),  # the ring turns
     MatmulCase(70, 136, 72, ONE, "gelu"),  # every size ends within a tile

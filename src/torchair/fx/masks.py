@@ -35,10 +35,11 @@ def lay_out_masks(gm: fx.GraphModule) -> int:
 
 def _scatters(node: fx.Node, mask: fx.Node) -> bool:
     query = node.args[0] if node.args else node.kwargs.get("query")
-    values = [n.meta.get("example_value") for n in (query, mask) if isinstance(n, fx.Node)]
-    if len(values) < 2 or not all(isinstance(v, torch.Tensor) for v in values):
+    if not isinstance(query, fx.Node):
         return False
-    asks, found = values
+    asks, found = (n.meta.get("example_value") for n in (query, mask))
+    if not isinstance(asks, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return False
     known = asks.device.type in _DEVICES and asks.dtype in _TYPES
     rows = found.dim() >= 2 and isinstance(found.shape[-1], int) and found.shape[-1] > 1
-    return bool(known and rows and found.stride(-1) != 1)
+    return known and rows and found.stride(-1) != 1

@@ -171,6 +171,9 @@ class TensorMatmul:
 
     def _load_all(self) -> None:
         w, form = self.w, self.form
+        ahead = self.early and bool(self.matmul.constant)
+        if ahead:
+            self._load_ahead()
         if self.early:
             w.wait()
         ring = [("i32", "0"), ("i32", "0"), ("i32", "1")]
@@ -183,18 +186,51 @@ class TensorMatmul:
             with w.loop("0", self.steps, 1, ring) as steps:
                 stage, phase = steps.carried
                 hopper.await_phase(w, self._barrier(stage, empty=True), phase)
-                full = self._barrier(stage)
-                hopper.expect(w, full, form.lines * (self.a.coming + self.b.coming))
-                step = number(w, "add", self.begin, w(f"trunc i64 {steps.index} to i32"))
-                first = number(w, "mul", step, form.depth)
-                a, b = self._places(stage)
-                for line in range(form.lines):
-                    element = number(w, "add", first, LINE * line)
-                    for factor, place, at in ((self.a, a, row), (self.b, b, column)):
-                        place = number(w, "add", place, line * factor.bytes)
-                        factor.load(w, place, batch, at, element, full)
+                first = self._element(steps.index)
+                if ahead:
+                    begun = w(f"icmp slt i64 {steps.index}, {form.stages}")
+                    begun = w(f"and i1 {begun}, {w(f'icmp eq i32 {turn}, 0')}")
+                    with w.when(w(f"xor i1 {begun}, true")):
+                        self._expect(stage)
+                        self._load(self.b, stage, batch, column, first)
+                else:
+                    self._expect(stage)
+                    self._load(self.b, stage, batch, column, first)
+                self._load(self.a, stage, batch, row, first)
                 steps.next = self._next(stage, phase)
             tiles.next = [number(w, "add", turn, 1), *steps.results]
+        if self.early:
+            w.release("true")
+
+    def _load_ahead(self) -> None:
+        """B, which is constant, for the first stages: before what the launch before this one writes
+        is there."""
+        w = self.w
+        batch, _, column = self._tile(self.block)
+        some = w(f"icmp slt i64 {self.block}, {self.tiles}")
+        for stage in map(str, range(self.form.stages)):
+            with w.when(w(f"and i1 {some}, {w(f'icmp slt i64 {stage}, {self.steps}')}")):
+                self._expect(stage)
+                self._load(self.b, stage, batch, column, self._element(stage))
+
+    def _element(self, step: str) -> str:
+        """Of the sum, where a step begins."""
+        w = self.w
+        step = number(w, "add", self.begin, w(f"trunc i64 {step} to i32"))
+        return number(w, "mul", step, self.form.depth)
+
+    def _expect(self, stage: str) -> None:
+        """All of a stage."""
+        coming = self.form.lines * (self.a.coming + self.b.coming)
+        hopper.expect(self.w, self._barrier(stage), coming)
+
+    def _load(self, factor: MatmulOperand, stage: str, batch: str, at: str, first: str) -> None:
+        """The pieces of a factor, which begin at a row or column and an element of the sum."""
+        w, full = self.w, self._barrier(stage)
+        start = self._places(stage)[factor is self.b]
+        for line in range(self.form.lines):
+            place = number(w, "add", start, line * factor.bytes)
+            factor.load(w, place, batch, at, number(w, "add", first, LINE * line), full)
 
     # ---- multiplying ----
 
