@@ -273,9 +273,9 @@ form, and the library is no faster: at 0.73 it took 1.2 times as long as another
 _LARGEST = 240 << 20
 """Bytes of both factors up to which our kernel was as fast as the library's: 0.9 of it at 256."""
 _TERMS = 1024  # of a sum that is worth the begin of a kernel
-_FEW, _LAYER = 64, 2048
+_FEW, _LAYER, _LARGEST_OF_FEW = 64, 2048, 192 << 20
 """Up to so many rows a product takes as long as its weights are read, and ours is as fast, if they
-have so many columns and terms."""
+have so many columns and terms, and no more bytes."""
 
 
 def filled(sizes: Sizes, multiprocessors: int, form: MatmulForm = LARGE) -> float:
@@ -298,7 +298,7 @@ def wins(batch: int, m: int, n: int, k: int, multiprocessors: int, along: bool =
     if not along or batch > 1:
         return False
     if m <= _FEW:
-        return min(n, k) >= _LAYER
+        return min(n, k) >= _LAYER and 2 * n * k <= _LARGEST_OF_FEW
     form = default(sizes, multiprocessors, Layout())
     fills = filled(sizes, multiprocessors, form) >= _FILLED
     return fills and form.split == 1 and min(m, n) >= _TERMS // 4
