@@ -9,6 +9,7 @@ from functools import partial, update_wrapper
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from torchair.configs.compiler_config import CompilerConfig, Settings, apply_options, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
@@ -123,7 +124,6 @@ def compile_with_aot(
     with no_garbage_collection():  # these are many, and Dynamo's objects would be looked at
         from torchair.cacheable import CompiledGraph, is_wanted
         from torchair.concrete.fast_path import Inference, is_flat, quickened
-        from torchair.fx.masks import lay_out_masks
         from torchair.fx.passes import fx_text
         from torchair.fx.torch_streams import translate_streams, uses_torch_streams
         from torchair.fx.tracing import (
@@ -143,7 +143,9 @@ def compile_with_aot(
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
     lays_out = Settings.of(config).numerics != "strict"
-    if lays_out:
+    if lays_out and gm.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
+        from torchair.fx.masks import lay_out_masks
+
         lay_out_masks(gm)
 
     inference = Inference(is_flat(gm, example_inputs))

@@ -15,9 +15,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchair.fx.layouts import carry_channels_last
-from torchair.fx.losses import keep_less_of_cross_entropy
-from torchair.fx.padding import pad_products
 from torchair.locks import RLock, in_child
 from torchair.ops.purity import has_no_dropout, is_seeded
 from torchair.torch_private import functions
@@ -43,6 +40,10 @@ def partition(joint: fx.GraphModule, inputs: Any, *, lays_out: bool = False, **o
     original; elsewhere a minimum cut decides which cheap values it computes again. Without help
     torch keeps an operator of ours that has an effect, such as a print, in both: it belongs where
     it was traced. If it `lays_out`, convolutions and products are in the layout that is faster."""
+    from torchair.fx.layouts import carry_channels_last
+    from torchair.fx.losses import keep_less_of_cross_entropy
+    from torchair.fx.padding import pad_products
+
     for node in joint.graph.nodes:
         if _is_effect(node.target):
             backward = node.meta.get("partitioner_tag") == "is_backward"
