@@ -142,7 +142,8 @@ ELEMENTWISE = (
     torch.copysign, torch.floor_divide, torch.heaviside, torch.logaddexp, torch.logaddexp2,
     torch.logical_and, torch.logical_or, torch.logical_xor, torch.xlogy, torch.special.xlog1py,
     torch.complex, torch.polar, torch.atan2, torch.add, torch.eq, torch.maximum,
-    lambda a, b: torch.pow(2.0, a), lambda a, b: F.logsigmoid(b),
+    lambda a, b: torch.pow(2.0, a), lambda a, b: F.logsigmoid(b), lambda a, b: 7 // a,
+    lambda a, b: a.shape[0] // b,
 )  # fmt: skip
 LAYOUTS = {
     "column": lambda t: (t.t(), t.t()[:, :1].contiguous()),
