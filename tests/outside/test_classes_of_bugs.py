@@ -142,7 +142,8 @@ ELEMENTWISE = (
     torch.copysign, torch.floor_divide, torch.heaviside, torch.logaddexp, torch.logaddexp2,
     torch.logical_and, torch.logical_or, torch.logical_xor, torch.xlogy, torch.special.xlog1py,
     torch.complex, torch.polar, torch.atan2, torch.add, torch.eq, torch.maximum,
-    lambda a, b: torch.pow(2.0, a), lambda a, b: F.logsigmoid(b),
+    lambda a, b: torch.pow(2.0, a), lambda a, b: F.logsigmoid(b), lambda a, b: 7 // a,
+    lambda a, b: a.shape[0] // b,
 )  # fmt: skip
 LAYOUTS = {
     "column": lambda t: (t.t(), t.t()[:, :1].contiguous()),
@@ -259,3 +260,50 @@ def test_strides_of_a_convolution_behind_a_linear():
     with torch.no_grad():
         got, expected = check(function, torch.randn(2, 8))
     assert [t.stride() for t in got] == [t.stride() for t in expected]
+
+
+# ---- numbers that are equal and not the same: kernels are shared by their text
+
+SIGNED = {
+    "add": lambda x: (x + 0.0, x + (-0.0)),
+    "mul": lambda x: (x * 0.0, x * -0.0),
+    "rsub": lambda x: (0.0 - x, -0.0 - x),
+    "pad": lambda x: (F.pad(x, (1, 1), value=-0.0), F.pad(x, (1, 1))),
+    "where": lambda x: (torch.where(x > 0, x, -0.0), torch.where(x > 0, x, 0.0)),
+    "fill": lambda x: (x.masked_fill(x > 0, 0.0), x.masked_fill(x > 0, -0.0)),
+    "types": lambda x: (x + 1, x.int() + 1, x + True, x.bool() + 1, x.double() + 1),
+}
+
+
+@pytest.mark.parametrize("function", SIGNED.values(), ids=SIGNED)
+def test_zeros_of_both_signs_in_one_graph(function):
+    got, expected = check(function, torch.tensor([0.0, -0.0, 1.0, -1.0]))
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(torch.signbit(a), torch.signbit(b))
+
+
+# ---- constants that follow from sizes, read through views
+
+LAST = {
+    "scaled": lambda n: torch.scalar_tensor(n - 1, dtype=torch.float32) * 0.3,
+    "plain": lambda n: torch.scalar_tensor(n, dtype=torch.float32),
+}
+VIEWED = {
+    "expanded": lambda x, last: torch.where(x > 0, last.expand(x.shape[0], 1), x),
+    "reshaped": lambda x, last: x[:, :1] + last.view(1, 1),
+    "expanded and itself": lambda x, last: (x + last.expand(x.shape[0], 1), x * last),
+    "quantile": lambda x, last: x.quantile(0.3, dim=1) + last,
+}
+
+
+@pytest.mark.parametrize("function", VIEWED.values(), ids=VIEWED)
+@pytest.mark.parametrize("last", LAST.values(), ids=LAST)
+def test_views_of_constants_that_follow_from_sizes(function, last):
+    def whole(x):
+        return function(x, last(x.shape[1]))
+
+    call = compiled(whole, dynamic=True)
+    for size in [(4, 3), (5, 7), (4, 3)]:
+        x = torch.randn(size)
+        torch.testing.assert_close(call(x), whole(x))

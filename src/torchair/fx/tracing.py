@@ -356,7 +356,9 @@ def _lies_otherwise(node: fx.Node) -> bool:
             made = [torch.empty_like(m, memory_format=torch.contiguous_format) for m in metas]
         else:
             given: Any = fx.map_arg(node.args, lambda n: n.meta["val"])
-            strides = torch.eq(*given).stride()
+            # A number is a tensor without dims, as in `7 // x`.
+            tensors = [t if isinstance(t, torch.Tensor) else torch.scalar_tensor(0) for t in given]
+            strides = torch.eq(*tensors).stride()
             made = [m.new_empty_strided(m.shape, strides) for m in metas]
     # Symbols that are compared would be guarded.
     if [str(m.stride()) for m in made] == [str(m.stride()) for m in metas]:

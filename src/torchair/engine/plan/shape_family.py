@@ -45,7 +45,8 @@ class ShapeFamily:
         """`plan` has GuardedInts of `guards` for sizes; `sized` are constants, by slot, that follow
         from them."""
         self.plan = plan
-        used = {s for s in _addressed(plan) if isinstance(s, int)} | plan.read
+        addressed = (s for s in _addressed(plan) if isinstance(s, int))
+        used = {plan.places[s][0].slot for s in addressed} | plan.read  # a view is in another's
         self.sized = {s: f for s, f in sized.items() if s in used}
         self.fact, self.lanes = fact, lanes
         self.built = False  # its kernels are compiled

@@ -222,7 +222,8 @@ def signature(unit: Unit, constant: Callable[[Value], bool]) -> Any:
         if value is None:
             return None
         if is_number(value):
-            return ("number", value.node.attr("value").item(), value.dtype)
+            # As text: 0.0 equals -0.0, and NaN not even itself.
+            return ("number", repr(value.node.attr("value").item()), value.dtype)
         return names.setdefault(value, len(names)), value.dtype
 
     rows = []
