@@ -13,7 +13,8 @@ PLACE = """
 import __main__, os, pickle, sys, torch
 class Local: pass
 assert type(pickle.loads(pickle.dumps(Local()))) is __main__.Local
-print(__name__, sys.argv, sys.path[:2], os.getcwd(), sorted(os.environ), sys.stdin.read())
+print(__name__, sys.argv, sys.orig_argv, sys.path[:2], os.getcwd(), sys.stdin.read())
+print(sorted(os.environ))
 print(globals().get("__file__"), "torchair" in sys.modules)
 import torchair
 print(torchair.__file__)

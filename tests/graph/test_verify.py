@@ -20,7 +20,7 @@ from torch import fx
 
 import torchair
 from planted import MODELS, PLANTS, blamed_rightly, converter, look, scaled
-from processes import run_forked
+from processes import inherited, run_forked
 from torchair.cli import main
 from torchair.configs.compiler_config import CaptureOptions
 from torchair.engine.options import finalize_graph_engine
@@ -180,7 +180,7 @@ print(fast(torch.randn(20).npu()).device)
 def test_command_on_an_emulated_device(word, code, tmp_path):
     script = tmp_path / "model.py"
     script.write_text(SCRIPT)
-    done = run_forked("-m", "torchair", "verify", str(script), word, cwd=tmp_path)
+    done = run_forked("-m", "torchair", "verify", str(script), word, env=inherited(), cwd=tmp_path)
     assert done.returncode == code, done.stdout + done.stderr
     assert "npu:0" in done.stdout and "torchair verify: 1 graphs, 1 calls" in done.stdout
     assert ("converter of aten.tanh.default" in done.stdout) is bool(code)

@@ -174,6 +174,7 @@ def _answer(answers: socket.socket, code: int) -> None:
 def become(request: dict[str, Any], library: Sequence[str]) -> None:
     """Run a program as the interpreter would."""
     first, *rest = request["arguments"]
+    sys.orig_argv = [sys.executable, first, *rest]
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -206,7 +207,6 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     request = serve(requests)
-    gc.unfreeze()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         become(request, library)

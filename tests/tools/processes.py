@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import forked
@@ -21,6 +22,11 @@ def alone(path: str = "") -> dict[str, str]:
     return environment
 
 
+def inherited() -> dict[str, str]:
+    """The environment of the tests, in which fallbacks are errors, with our sources on the path."""
+    return {**os.environ, "PYTHONPATH": str(SOURCE)}
+
+
 def run(*arguments: str, path: str = "", **kwargs) -> subprocess.CompletedProcess[str]:
     """Python in a new process."""
     return subprocess.run(
@@ -33,13 +39,17 @@ def run(*arguments: str, path: str = "", **kwargs) -> subprocess.CompletedProces
     )
 
 
-def run_forked(*arguments: str, path: str = "", **kwargs) -> subprocess.CompletedProcess[str]:
+def run_forked(
+    *arguments: str, env: Mapping[str, str] | None = None, **kwargs
+) -> subprocess.CompletedProcess[str]:
     """Python in a process that has imported torch: for programs that do not look at how they
     start."""
-    return forked.run(*arguments, env=alone(path), **kwargs)
+    return forked.run(*arguments, env=alone() if env is None else env, **kwargs)
 
 
-def run_ranks(count: int, *arguments: str, path: str = "", **kwargs) -> list[str]:
+def run_ranks(
+    count: int, *arguments: str, env: Mapping[str, str] | None = None, **kwargs
+) -> list[str]:
     """What the processes of a group print, each told its place as `torchrun` does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -49,7 +59,7 @@ def run_ranks(count: int, *arguments: str, path: str = "", **kwargs) -> list[str
         forked.start(
             *arguments,
             env={
-                **alone(path), **common, "MASTER_PORT": str(port),
+                **(alone() if env is None else env), **common, "MASTER_PORT": str(port),
                 "RANK": str(rank), "LOCAL_RANK": str(rank),
             },
             **kwargs,
