@@ -28,7 +28,7 @@ ENDS = {
     "a cause": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError(3) from e",
     "no Python": "x = (",
     "handlers": "import atexit; atexit.register(print, 'last'); 1 / 0",
-    "an interrupt": "from signal import *\nsignal(SIGINT, default_int_handler)\nraise_signal(SIGINT)",
+    "an interrupt": "from signal import *\nsignal(2, default_int_handler)\nraise_signal(2)",
 }
 
 
