@@ -5,6 +5,7 @@ Run it: `python examples/collectives.py`. docs/collectives.md explains what it p
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def work(rank: int, folder: str) -> None:
     if rank == 0:
         (file,) = Path(folder, "0").glob("dynamo_optimized_*.py")
         print(*(line for line in file.read_text().splitlines() if "Hcom" in line), sep="\n")
-        print("equal to one process")
+        print("equal to one process", flush=True)
+    os._exit(0)  # Dynamo keeps the group: its threads must not meet an interpreter that ends
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Programs that tests start without our variables find the cache home of this run.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -23,11 +24,20 @@ if _first:
     os.environ[_MINE] = tempfile.mkdtemp(prefix="torchair-tests-")
 os.environ.setdefault("TORCHAIR_STRICT", "1")  # a fallback that is a failure is an error
 os.environ["TORCHAIR_CACHE_DIR"] = os.environ["XDG_CACHE_HOME"] = os.environ[_MINE]
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each program compiles our hundreds of files
 
 if _processor := os.environ.get("TORCHAIR_TEST_QEMU"):
     import qemu_aarch64
 
     qemu_aarch64.install(_processor)  # before a test module asks which machine this is
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: a collection of garbage need not look at them each time,
+    nor come as often as while a process has few objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 10, 10)
 
 
 @pytest.fixture(scope="session", autouse=True)

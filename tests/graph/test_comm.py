@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
-from torch import multiprocessing
 
 import torchair
+from comm_groups import spawned
 from op_harness import convert, run
 
 RANKS = [0, 1]
@@ -87,18 +87,12 @@ CASES = {
 }
 
 
-def work(rank: int, folder: str) -> None:
+def work(rank: int, folder: Path) -> None:
     """What one process does: compile every case and compare with eager."""
-    store = dist.FileStore(f"{folder}/store", len(RANKS))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(RANKS))
-    try:
-        for fn, types in CASES.items():
-            for dtype in (torch.float32, torch.int64):
-                compare(fn, types, rank, dtype)
-        unused(rank)
-    finally:
-        dist.destroy_process_group()
-    Path(folder, f"done{rank}").touch()
+    for fn, types in CASES.items():
+        for dtype in (torch.float32, torch.int64):
+            compare(fn, types, rank, dtype)
+    unused(rank)
 
 
 def compare(fn: Any, types: list[str], rank: int, dtype: torch.dtype) -> None:
@@ -128,5 +122,4 @@ def unused(rank: int) -> None:
 
 
 def test_two_processes(tmp_path):
-    multiprocessing.spawn(work, (str(tmp_path),), nprocs=len(RANKS))
-    assert sorted(p.name for p in tmp_path.glob("done*")) == ["done0", "done1"]
+    spawned(work, tmp_path, count=len(RANKS))

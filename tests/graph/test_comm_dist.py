@@ -13,11 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import forked
 import torchair
 from comm_groups import spawned
 from compiling import compiled_afresh as compiled
 from op_harness import convert, run
-from processes import run as run_python
+from processes import alone, run_forked, run_ranks
 from torchair.convert import Decline
 from torchair.convert.comm import _reduction
 from torchair.ops import hcom
@@ -29,12 +30,10 @@ define = torch.ops.npu_define
 
 def torchrun(folder, *command):
     """Two processes that run a script."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TNG_"))}
-    environment["PYTHONPATH"] = str(ROOT / "src")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [sys.executable, *launch, *map(str, command)],
-        env=environment,
+        env=alone(),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -54,8 +53,8 @@ def test_torchrun(tmp_path):
 @pytest.mark.parametrize(("option", "lines"), [([], 4), (["--train"], 4)], ids=("logits", "train"))
 def test_models_of_transformers(tmp_path, option, lines):
     """A Llama and a BERT that are cut, and steps of DDP and FSDP2, in both modes."""
-    said = torchrun(tmp_path, ROOT / "examples" / "tensor_parallel.py", *option)
-    assert said.count("equal to one process") == lines
+    said = run_ranks(2, str(ROOT / "examples" / "tensor_parallel.py"), *option, cwd=tmp_path)
+    assert [text.count("equal to one process") for text in said] == [lines, 0]
 
 
 # ---- two processes in this test
@@ -318,7 +317,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("name", ["torchair", "npugraph_ex"])
 def test_the_first_trace_knows_collectives(name):
-    done = run_python("-c", NAMED, name)
+    done = run_forked("-c", NAMED, name)
     assert done.returncode == 0, done.stderr
 
 
@@ -381,15 +380,9 @@ os._exit(0)
 def test_a_process_that_dies_is_told_by_the_others(tmp_path, backend):
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    both = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), tmp_path / "store", backend],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [p.communicate(timeout=300)[0] for p in both]
-    assert [p.returncode for p in both] == [7, 3]
-    assert said[0].startswith("2 HcomAllReduce failed")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    rest = str(tmp_path / "store"), backend
+    both = [forked.start(str(script), str(rank), *rest, env=environment) for rank in range(2)]
+    first, second = (p.communicate(300) for p in both)
+    assert [first.returncode, second.returncode] == [7, 3]
+    assert first.stdout.startswith("2 HcomAllReduce failed")

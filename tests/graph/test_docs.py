@@ -6,14 +6,13 @@ import ast
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import layers
 from pages import ROOT, blocks
+from processes import run_forked
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -43,16 +42,7 @@ PROGRAMS = {
 
 def run(arguments: list[str], folder: Path) -> str:
     """What a Python program prints, run in a folder of its own with our sources on the path."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TNG_"))}
-    environment["PYTHONPATH"] = str(ROOT / "src")
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_forked(*arguments, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

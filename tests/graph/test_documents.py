@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchair
-from processes import run
+from processes import run_forked
 from torchair._ge_concrete_graph import ge_apis as ge
 from torchair._ge_concrete_graph.fx2ge_converter import register_fx_node_ge_converter
 from torchair.convert.registry import unregister
@@ -27,7 +27,7 @@ def run_document(name: str, folder: Path, **changes: str) -> str:
         assert old in text
         text = text.replace(old, new)
     (folder / f"{name}.py").write_text(text)
-    done = run("-m", "torchair", "run", f"{name}.py", cwd=folder)
+    done = run_forked("-m", "torchair", "run", f"{name}.py", cwd=folder)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from processes import TOOLS, run
+from processes import TOOLS, run, run_forked
 
 
 @pytest.mark.parametrize("group", ["eager", "compiled", "transformers", "distributed"])
 def test_device(group):
-    done = run(str(TOOLS / "emulated_checks.py"), group)
+    done = run_forked(str(TOOLS / "emulated_checks.py"), group)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
@@ -139,7 +139,7 @@ def test_another_device_is_left_alone():
 
 
 def test_visible_devices_are_counted():
-    done = run(
+    done = run_forked(
         "-c",
         """if True:
         import os
@@ -153,7 +153,7 @@ def test_visible_devices_are_counted():
 
 
 def test_weights_in_formats_of_the_device():
-    done = run(
+    done = run_forked(
         "-c",
         """if True:
         import torch, torchair, torchair.ascend.emulate
@@ -200,7 +200,7 @@ def test_weights_in_formats_of_the_device():
 
 
 def test_graphs_made_by_hand_run_on_the_device():
-    done = run(
+    done = run_forked(
         "-c",
         """if True:
         import torchair.ascend.emulate
@@ -231,7 +231,7 @@ def test_graphs_made_by_hand_run_on_the_device():
 
 
 def test_tensors_over_addresses():
-    done = run(
+    done = run_forked(
         "-c",
         """if True:
         import torch, torchair

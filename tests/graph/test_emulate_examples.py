@@ -16,7 +16,7 @@ from golden_tools import (
     normalized,
 )
 from pages import ROOT, blocks
-from processes import TOOLS, run
+from processes import TOOLS, run_forked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ascend"
 
@@ -45,7 +45,7 @@ GRAPHS = {
 def test_example(program, tmp_path):
     name, *arguments = program.split()
     script = str(EXAMPLES / f"{name}.py")
-    done = run("-m", "torchair", "run", script, *arguments, cwd=tmp_path)
+    done = run_forked("-m", "torchair", "run", script, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1] == PROGRAMS[program]
@@ -59,7 +59,7 @@ def test_example(program, tmp_path):
 
 
 def test_decode_steps_give_equal_tokens_in_all_modes_and_their_streams_overlap(tmp_path):
-    done = run(str(TOOLS / "decode_steps.py"), cwd=tmp_path)
+    done = run_forked(str(TOOLS / "decode_steps.py"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     modes = ("max-autotune", "reduce-overhead", "npugraph_ex")
     said = [f"{mode} gives the tokens of eager" for mode in modes]

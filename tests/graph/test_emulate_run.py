@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from processes import SOURCE, run
+from processes import SOURCE, run, run_forked
 
 
 def torchair(*arguments: str, **kwargs) -> subprocess.CompletedProcess[str]:
     return run("-m", "torchair", *arguments, **kwargs)
+
+
+def torchair_forked(*arguments: str, **kwargs) -> subprocess.CompletedProcess[str]:
+    """The same where a script compiles, which needs what takes seconds to import."""
+    return run_forked("-m", "torchair", *arguments, **kwargs)
 
 
 @pytest.fixture
@@ -135,7 +140,7 @@ print(fast(torch.ones(3).npu()).tolist())
 
 def test_explain_dump_and_timeline(tmp_path, write):
     folders = ["--dump", str(tmp_path / "dumps"), "--timeline", str(tmp_path / "times")]
-    done = torchair("run", "--explain", *folders, write(COMPILES))
+    done = torchair_forked("run", "--explain", *folders, write(COMPILES))
     assert done.returncode == 0, done.stderr
     told = done.stderr
     assert "graphs         2 by Dynamo; in the engine 2 of fixed sizes" in told
@@ -169,7 +174,7 @@ def test_levels_that_a_script_asks_for(write):
         backend = torchair.get_npu_backend()
         torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2).npu())
     """)
-    done = torchair("run", script)
+    done = torchair_forked("run", script)
     assert "[INFO] TORCHAIR(" in done.stderr and "graph_1 compiled" in done.stderr
 
 
@@ -213,5 +218,5 @@ def test_scripts_for_cuda_run_on_the_device(write):
         dist.destroy_process_group()
         assert torch.zeros(2, device="cpu").device.type == "cpu"
     """)
-    done = torchair("run", script)
+    done = torchair_forked("run", script)
     assert done.returncode == 0, done.stderr

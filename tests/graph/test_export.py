@@ -33,6 +33,7 @@ from models import (
     mlp_inputs,
     resnet_inputs,
 )
+from processes import run_ranks
 from tolerance import assert_close_to_reference
 from torchair.deploy import export as exporting
 from torchair.deploy.package import CALL
@@ -472,13 +473,11 @@ dist.destroy_process_group()
 
 def test_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
+    run_ranks(2, "rank.py", "export", env=ALONE, cwd=tmp_path)
     start = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    for port, step in (("29611", "export"), ("29612", "load")):
-        run = [*start, f"--master_port={port}", "rank.py", step]
-        done = subprocess.run(
-            run, capture_output=True, text=True, cwd=tmp_path, env=ALONE, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
+    run = [*start, "--master_port=29612", "rank.py", "load"]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=ALONE, timeout=600)
+    assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
     for rank in range(2):
         graph = air_reader.read(out / f"tp{rank}.air")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from golden_tools import (
     first_dump,
     normalized,
 )
+from processes import alone, run_forked
 from torchair.engine.session import TorchNpuGraph
 from torchair.errors import GraphError
 from torchair.ge.graph import Graph
@@ -440,14 +440,7 @@ CASES = {
 def npu_dumps(tmp_path_factory):
     """Dumps of all cases compiled on npu tensors, in another process."""
     folder = tmp_path_factory.mktemp("npu")
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        env={
-            "PYTHONPATH": ":".join(p for p in sys.path if p),
-            "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"],
-        },
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_forked(__file__, str(folder), env=alone(os.pathsep.join(p for p in sys.path if p)))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

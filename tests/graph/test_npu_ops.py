@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from npu_attention_cases import CK, CV, K2, ONE, Q2, V2, K, Q, V, bsh, each_batc
 from npu_cases import CASES, HALF, MODULES, Case, npu, randint, randn
 from npu_results import assert_close, copies
 from op_harness import check, convert
+from processes import inherited, run_forked
 from torchair.ascend import ops as library
 from torchair.ascend.emulate.facade import operators
 from torchair.convert import registered
@@ -556,9 +554,7 @@ def test_the_examples_of_the_page_run():
     root = Path(__file__).resolve().parents[2]
     page = (root / "docs" / "npu_library.md").read_text()
     found = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    path = {**os.environ, "PYTHONPATH": str(root / "src")}
-    program = [sys.executable, "-c", "".join(found)]
-    done = subprocess.run(program, env=path, capture_output=True, text=True)
+    done = run_forked("-c", "".join(found), env=inherited())
     assert len(found) > 1
     assert done.returncode == 0, done.stderr
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from processes import run
+from processes import run_forked
 from profile_tools import BASE, PRODUCT, WORKER, host, kernel
 from torchair.ascend.emulate.profiles import output
 from torchair.ascend.emulate.profiles.events import NO_GRAPH, Profile, read, stacks
@@ -311,7 +311,7 @@ REAL = """if True:
 
 
 def test_real_profiles(tmp_path: Path) -> None:
-    done = run("-c", REAL, cwd=tmp_path)
+    done = run_forked("-c", REAL, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 

@@ -4,11 +4,9 @@ itself in a browser without errors."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 import subprocess
-import sys
 import time
 import zlib
 from collections import Counter
@@ -21,6 +19,7 @@ import torch
 
 import torchair
 from gpu_kernel import HOPPER, feed_forward
+from processes import inherited, run_forked
 from torchair.engine.inspect.dry_run import dry_run
 from torchair.reporting.recorder import embedded, kernel_rows
 from torchair.reporting.recorder import page as page_of
@@ -87,10 +86,8 @@ class Page(HTMLParser):
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torchair", "report", "-o", "page.html", "script.py"]
-    paths = {**os.environ, "PYTHONPATH": str(Path(torchair.__file__).parents[1])}
-    done = subprocess.run(
-        command, cwd=folder, env=paths, capture_output=True, text=True, check=False
+    done = run_forked(
+        "-m", "torchair", "report", "-o", "page.html", "script.py", env=inherited(), cwd=folder
     )
     assert done.returncode == 0 and done.stdout == "page.html\n", done.stderr
     return folder / "page.html"

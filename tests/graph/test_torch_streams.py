@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch._dynamo import graph_bytecode_inputs as registry
 
-from processes import TOOLS, run
+from processes import TOOLS, run_forked
 from torchair.errors import ScopeError
 from torchair.fx.torch_streams import OutsideObjects, translate_streams, uses_torch_streams
 
@@ -19,7 +19,7 @@ streams = torch.ops.streams
 
 
 def test_npu_streams_in_all_modes():
-    done = run(str(TOOLS / "npu_stream_checks.py"))
+    done = run_forked(str(TOOLS / "npu_stream_checks.py"))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 

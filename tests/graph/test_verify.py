@@ -8,8 +8,6 @@ import dataclasses
 import math
 import pickle
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch import fx
 
 import torchair
 from planted import MODELS, PLANTS, blamed_rightly, converter, look, scaled
+from processes import inherited, run_forked
 from torchair.cli import main
 from torchair.configs.compiler_config import CaptureOptions
 from torchair.engine.options import finalize_graph_engine
@@ -181,13 +180,7 @@ print(fast(torch.randn(20).npu()).device)
 def test_command_on_an_emulated_device(word, code, tmp_path):
     script = tmp_path / "model.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "torchair", "verify", str(script), word],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = run_forked("-m", "torchair", "verify", str(script), word, env=inherited(), cwd=tmp_path)
     assert done.returncode == code, done.stdout + done.stderr
     assert "npu:0" in done.stdout and "torchair verify: 1 graphs, 1 calls" in done.stdout
     assert ("converter of aten.tanh.default" in done.stdout) is bool(code)
