@@ -101,7 +101,10 @@ class Web:
             raise Lost(str(e)) from e
 
     async def _health(self) -> Any:
-        return await self._replicas.health.remote()
+        try:
+            return await self._replicas.health.remote()
+        except RayActorError as e:
+            raise Lost(str(e)) from e
 
     async def __call__(self, request: Request) -> Response:
         body = await request.body()
@@ -189,11 +192,11 @@ def measure(settings: Settings, options: argparse.Namespace) -> bool:
     was lost and both have written the same texts."""
     columns = ("", "complete", "refused", "lost", "first token", "whole text", "tokens/s")
     shown = Table(*columns, title="p50/p90/p99 in ms")
-    texts: dict[str, Sequence[Sequence[int]]] = {}
+    outcomes: dict[str, Sequence[load.Outcome]] = {}
     lost = 0
     for way in (settings.way, "eager"):
         done = loaded_with(replace(settings, way=way), options)
-        texts[way] = [o.tokens for o in done.outcomes]
+        outcomes[way] = done.outcomes
         counts = done.counts()
         lost += counts["lost"]
         shown.add_row(
@@ -204,13 +207,11 @@ def measure(settings: Settings, options: argparse.Namespace) -> bool:
             f"{done.rate:.0f}",
         )
     console.print(shown)
-    same = sum(
-        all(now == first for now in ours[k :: options.load])
-        for ours, theirs in [texts.values()]
-        for k, first in enumerate(theirs[: options.load])
-    )
-    console.print(f"{same} of {options.load} texts are the same, token by token")
-    return not lost and (same == options.load or settings.dtype != "float32")
+    ours, eager = outcomes.values()
+    count: int = options.load
+    same = sum(load.same(ours[k::count], eager[k::count]) for k in range(count))
+    console.print(f"{same} of {count} texts are the same, token by token")
+    return not lost and (same == count or settings.dtype != "float32")
 
 
 def loaded_with(settings: Settings, options: argparse.Namespace) -> load.Load:
