@@ -17,6 +17,9 @@ def choose_platform() -> str | None:
     """The name of our platform where vLLM would choose its own for CPUs; None elsewhere."""
     from vllm.platforms import cpu_platform_plugin
 
+    from torchair.vllm_plugin.distribution import name_distribution
+
+    name_distribution()
     found = cpu_platform_plugin()
     return PLATFORM if found == "vllm.platforms.cpu.CpuPlatform" else None
 
