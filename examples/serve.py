@@ -149,6 +149,8 @@ def start(settings: Settings, replicas: int, port: int, address: str | None = No
     """Ray and the web's side of Serve: in a cluster that is there, or on this machine alone, where
     replicas and their successors have places at the same time."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+    # Ray runs workers with niceness 15. Beside other programs, replicas would starve.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if address is None:
         # Replicas are processes of their own, which find our modules where this one does.
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -95,7 +95,9 @@ def test_healthy_means_warm_and_clients_of_openai_are_served(tmp_path):
             assert time.monotonic() < deadline and server.poll() is None
             time.sleep(0.05)
         healthy = time.time()
-        assert load.get(port, "/health")["ready_since"] <= healthy
+        health = load.get(port, "/health")
+        assert health["ready_since"] <= healthy
+        assert os.getpriority(os.PRIO_PROCESS, health["process"]) == os.nice(0)
         bad = load.ask(port, b'{"prompt": ""}')
         assert bad.status == 400 and "the prompt is empty" in bad.trouble
         assert status_of(port, "/elsewhere") == 404
