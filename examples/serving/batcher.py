@@ -41,7 +41,11 @@ Event = int | End
 
 
 class Full(Exception):
-    """The queue has no place, or takes no more texts."""
+    """The queue has no place."""
+
+
+class Closed(Exception):
+    """No more texts are taken: the replica is being shut down, or its model has failed."""
 
 
 @dataclass(eq=False)
@@ -92,14 +96,15 @@ class Batcher:
         before: int = 0,
     ) -> Ticket:
         """Queue a text of at most `limit` tokens. `deliver` is called in our thread with each
-        token as it is made, and at last with an End. Full if there is no place. The last `before`
-        tokens of the prompt belong to the answer: another replica has made them."""
+        token as it is made, and at last with an End. Full if there is no place, Closed if there
+        will be none. The last `before` tokens of the prompt belong to the answer: another
+        replica has made them."""
         ticket = Ticket(prompt, limit, deliver, sampling, before)
         with self._changed:
             if self._failure is not None:
-                raise Full(f"the model has failed ({self._failure}); the replica is replaced")
+                raise Closed(f"the model has failed ({self._failure}); the replica is replaced")
             if self._closing:
-                raise Full("this replica is being shut down; ask again")
+                raise Closed("this replica is being shut down; ask again")
             if sum(self.load) >= self.most:
                 raise Full(
                     f"the queue is full: {self.most} texts are being written or wait; ask again "
@@ -208,7 +213,8 @@ def _deliver(ticket: Ticket, event: Event) -> None:
 
 class TextStream:
     """The tokens of a text as they are made, and why it ended. Who stops reading closes it, and
-    the text is cancelled. It is queued at once: Full is raised here, not when it is read."""
+    the text is cancelled. It is queued at once: Full and Closed are raised here, not when it is
+    read."""
 
     def __init__(
         self,

@@ -3,6 +3,7 @@ lost. Knows neither Ray nor a model."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
@@ -11,9 +12,20 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from serving.wire import DONE, EVENT_STREAM, Form, Kind, Refused, line, model_card, usage_of
+from serving.wire import (
+    CLOSED,
+    DONE,
+    EVENT_STREAM,
+    Form,
+    Kind,
+    Refused,
+    line,
+    model_card,
+    usage_of,
+)
 
 ATTEMPTS = 3  # replicas that may be lost for one text before it ends with an error
+PAUSE = 0.2  # seconds after which another replica is asked in the place of one that is closed
 
 
 class Lost(Exception):
@@ -22,7 +34,8 @@ class Lost(Exception):
 
 Source = Callable[[bytes, Kind, list[int], int], AsyncGenerator[dict[str, Any]]]
 """A text by some replica, `(body, kind, tokens that are there, seed)`, see `Service.text`: first
-what the request is, then pieces. Raises Refused and Lost."""
+what the request is, then pieces. Raises Refused and Lost; Refused with the code CLOSED where
+another replica may take the text."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ class Gateway:
 
     async def _get(self, path: str) -> Any:
         if path == "/health":
-            return await self._health()
+            return await self._healthy()
         if path == "/v1/models":
             return {"object": "list", "data": [self._card]}
         if path == f"/v1/models/{self._model}":
@@ -73,6 +86,15 @@ class Gateway:
             name = path.removeprefix("/v1/models/")
             raise Refused(404, f"there is no model {name!r} here", "model", "model_not_found")
         raise Refused(404, f"there is no GET {path} here", code="unknown_url")
+
+    async def _healthy(self) -> Any:
+        """What a replica says about itself. The one that was asked may be gone: another is."""
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._health()
+            except Lost:
+                await asyncio.sleep(PAUSE)
+        raise Refused(503, f"{ATTEMPTS} replicas were lost", code="lost")
 
     async def _text(self, kind: Kind, body: bytes) -> Reply:
         events = self._events(kind, body)
@@ -99,6 +121,10 @@ class Gateway:
                 return
             except Lost:
                 continue
+            except Refused as e:
+                if e.code != CLOSED:
+                    raise
+                await asyncio.sleep(PAUSE)
         raise Refused(503, f"{ATTEMPTS} replicas were lost while they wrote this text", code="lost")
 
     async def _whole(

