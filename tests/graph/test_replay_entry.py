@@ -26,7 +26,7 @@ from torchair.capture.native_replay import (
     FREE,
     LOOKED_AT,
     REFUSED,
-    Argument,
+    CallArgument,
     NativeReplay,
 )
 from torchair.codegen.cuda.graphs import ExecutableGraph, Patch
@@ -67,7 +67,7 @@ def replay(
     run = executable(driver, len(kinds), nodes)
     table = run.table()
     assert table is not None
-    pieces = [Argument(64, kind) for kind in kinds]
+    pieces = [CallArgument(64, kind) for kind in kinds]
     bound = (ctypes.c_int64 * len(kinds))()
     return NativeReplay(table, pieces, bound, updated, faults, run)
 
@@ -82,7 +82,7 @@ def test_only_kernels_of_what_moved_get_new_arguments() -> None:
     run._enter = lambda: None
     table = run.table()
     assert table is not None
-    pieces, bound = [Argument(8, FREE)] * 2, (ctypes.c_int64 * 2)()
+    pieces, bound = [CallArgument(8, FREE)] * 2, (ctypes.c_int64 * 2)()
     native = NativeReplay(table, pieces, bound, (), (), run)
     native.given[:] = [256, 512]
     assert native.run() == 0 and driver.updates == [1, 2]
@@ -113,7 +113,7 @@ def test_it_exchanges_what_python_exchanges() -> None:
         table = runs[1].table()
         assert table is not None
         bound = (ctypes.c_int64 * 4)()
-        native = NativeReplay(table, [Argument(64, FREE)] * 4, bound, (), (), runs[1])
+        native = NativeReplay(table, [CallArgument(64, FREE)] * 4, bound, (), (), runs[1])
         before = [0] * 4
         for _ in range(6):
             wanted = [rng.choice([b or 4096, rng.randrange(2**40)]) for b in before]

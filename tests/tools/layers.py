@@ -221,3 +221,16 @@ PENDING_API: dict[str, str] = {}
 MOST_STATEMENTS = 450
 MOST_STATEMENTS_OF_A_FUNCTION = 40
 MOST_BRANCHES_OF_A_FUNCTION = 28
+
+# Type names that stand for two types, leading underscores apart. All others stand for one.
+SAME_TYPE_NAMES: dict[str, str] = {
+    "AclConcreteGraph": "the class of scripts for the original, made from ours",
+    "Attention": "a request, and the writer of its kernel on CUDA",
+    "Attribute": "of a GE node, and CUDA's structure for attributes of a launch",
+    "ExperimentalConfig": "an option of ours, and a class of torch_npu",
+    "GeConcreteGraph": "the class of scripts for the original, made from ours",
+    "NpugraphExCacheFile": "the class of scripts for the original, made from ours",
+    "Shape": "dims of a GE value, and how a head lies in threads of CUDA's attention",
+    "Sums": "accumulators of a loop, and the unit that writes a shared reduction on CUDA",
+    "Tensor": "torch's, and the base of values that converters receive in scripts for the original",
+}

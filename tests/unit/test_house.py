@@ -427,6 +427,46 @@ def test_the_budget_test_itself():
     assert len(faults("a = 0\n" * (layers.MOST_STATEMENTS + 1))) == 1
 
 
+def type_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names of types in a file with what each stands for: a class for itself, aliases of the same
+    type for one. A private name counts as the public one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_"), f"class in line {node.lineno}"
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and re.match("_?[A-Z]+[a-z]", target.id):
+                yield target.id.lstrip("_"), ast.unparse(node.value)
+
+
+def double_type_names(package: Path = PACKAGE) -> dict[str, list[str]]:
+    """Type names with several meanings, and the files that have them."""
+    files: dict[str, list[str]] = {}
+    meanings: dict[str, set[str]] = {}
+    for file in source_files(package):
+        for name, meaning in type_names(parsed(file)):
+            own = f"{file}: {meaning}" if meaning.startswith("class") else meaning
+            meanings.setdefault(name, set()).add(own)
+            files.setdefault(name, []).append(file.relative_to(package).as_posix())
+    return {name: files[name] for name, several in meanings.items() if len(several) > 1}
+
+
+def test_a_type_name_has_one_meaning():
+    found = double_type_names()
+    new = {name: files for name, files in found.items() if name not in layers.SAME_TYPE_NAMES}
+    assert not new, f"rename one of each: {new}"
+    assert not layers.SAME_TYPE_NAMES.keys() - found.keys(), "take these out of SAME_TYPE_NAMES"
+
+
+def test_the_test_of_type_names_itself(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "a.py").write_text("class Work: ...\nTensor = torch.Tensor\n_Other = int | str\n")
+    (package / "b.py").write_text("class _Work: ...\n_Tensor = torch.Tensor\nOther: Any = int\n")
+    assert double_type_names(package) == {"Work": ["a.py", "b.py"], "Other": ["a.py", "b.py"]}
+
+
 def test_no_machine_paths_or_package_hosts():
     # Written so that the pattern does not find itself.
     pattern = re.compile(

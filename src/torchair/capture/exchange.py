@@ -25,7 +25,14 @@ import torch
 
 from torchair.capture import base
 from torchair.capture.entered import Enterable, ReplayEntry
-from torchair.capture.native_replay import ALIGNED, FIXED, FREE, LOOKED_AT, Argument, NativeReplay
+from torchair.capture.native_replay import (
+    ALIGNED,
+    FIXED,
+    FREE,
+    LOOKED_AT,
+    CallArgument,
+    NativeReplay,
+)
 from torchair.codegen.cuda.driver import DriverError
 from torchair.codegen.cuda.graphs import ExecutableGraph, MovedMemory, RecordedNode, moved, nodes_of
 from torchair.engine.plan.records import extent, picker
@@ -326,11 +333,11 @@ class ExchangedRecording(base.PooledRecording):
         if graph is None or not enters:
             return None
         count, fixed = len(self._moving), self._kinds.mutated
-        pieces = [Argument(size, FREE) for size in self._made.sizes]
+        pieces = [CallArgument(size, FREE) for size in self._made.sizes]
         for k, size in enumerate(self._made.sizes[:count]):
             copy = _address(self._copy_of(k)) if k in self._always else 0
-            pieces[k] = Argument(size, FREE if copy else LOOKED_AT, copy)
-        pieces += [Argument(0, FIXED) for _ in fixed]
+            pieces[k] = CallArgument(size, FREE if copy else LOOKED_AT, copy)
+        pieces += [CallArgument(0, FIXED) for _ in fixed]
         faults = [(_address(t), t.numel()) for t in self._faults or ()]
         replay = NativeReplay(graph, pieces, self._bound, self._updated, faults, self._made.run)
         results, makers = list(self._made.groups.values()), self.outputs.makers(self)

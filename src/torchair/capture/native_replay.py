@@ -246,7 +246,7 @@ def _address(library: Library) -> int:
 
 
 @dataclass(frozen=True)
-class Argument:
+class CallArgument:
     """A piece of memory that a call brings along: `kind` tells what its address may be, `copy`
     where the graph has a copy of it, if it reads one."""
 
@@ -261,7 +261,7 @@ class NativeReplay:
     def __init__(
         self,
         graph: GraphTable,
-        pieces: Sequence[Argument],
+        pieces: Sequence[CallArgument],
         bound: ctypes.Array[ctypes.c_int64],
         updated: Sequence[tuple[int, int]],
         faults: Sequence[tuple[int, int]],

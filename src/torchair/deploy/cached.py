@@ -26,7 +26,7 @@ from torchair.configs.compiler_config import CompilerConfig, engine_keys, warn_a
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
 from torchair.deploy import stored
 from torchair.deploy.compiled import CompiledModel, Version, autocast_types, shape_of
-from torchair.deploy.guards import Traced
+from torchair.deploy.guards import TracedGraph
 from torchair.deploy.tensor_refs import Roots, SharedMemory, roots_of
 from torchair.deploy.trees import CallShape
 from torchair.errors import InputError
@@ -100,7 +100,7 @@ class CachedCall(CompiledModel):
     ) -> None:
         super().__init__(func, config, dynamic, "recompile", dict(decompositions or {}))
         self._path = path
-        self._unsaved: tuple[stored.Artifact, Traced] | None = None
+        self._unsaved: tuple[stored.Artifact, TracedGraph] | None = None
         self._keeps = True  # until calls turn out to need several versions
 
     @property

@@ -22,7 +22,7 @@ from torch.compiler import is_dynamo_compiling
 
 from torchair.backend import config_in, settings_of
 from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
-from torchair.deploy.guards import Expected, Guards, Traced, TraceError
+from torchair.deploy.guards import Expected, Guards, TracedGraph, TraceError
 from torchair.deploy.tensor_refs import (
     ModelState,
     ModuleWalk,
@@ -75,7 +75,7 @@ class Version:
         self,
         roots: Roots,
         shape: CallShape,
-        traced: Traced,
+        traced: TracedGraph,
         refs: Sequence[Sequence[TensorRef]],
     ) -> None:
         """`roots` are the modules that calls read, `refs` where the first arguments of the graph
@@ -553,7 +553,7 @@ class CompiledModel:
             self.versions.insert(0, made)
         return made
 
-    def trace(self, shape: CallShape) -> tuple[Traced, list[list[TensorRef]]]:
+    def trace(self, shape: CallShape) -> tuple[TracedGraph, list[list[TensorRef]]]:
         """The graph of calls of a shape, and where its first arguments are."""
         from torchair.deploy.tracing import trace
 

@@ -20,7 +20,15 @@ import torch
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.deploy.compiled import CompiledModel, Version, shape_of
 from torchair.deploy.export import call_leaves, file_call, put_weights
-from torchair.deploy.guards import Condition, Expected, Guards, NumberSpec, Spec, Traced, ValueSpec
+from torchair.deploy.guards import (
+    Condition,
+    Expected,
+    Guards,
+    NumberSpec,
+    Spec,
+    TracedGraph,
+    ValueSpec,
+)
 from torchair.deploy.package import FileArgument, NotNested, Package, nesting_of
 from torchair.deploy.tensor_refs import roots_of, tensor_refs_of
 from torchair.deploy.trees import CallShape, result_of
@@ -211,7 +219,7 @@ def _paths(made: CompiledProgram, shape: CallShape) -> list[tuple[str | int, ...
     return list(found)
 
 
-def _file_guards(contract: Contract, traced: Traced) -> dict[str, Any]:
+def _file_guards(contract: Contract, traced: TracedGraph) -> dict[str, Any]:
     """What calls of the file must be: as traced, in any memory layout, within the ranges of the
     export."""
     specs: list[Spec] = []
@@ -256,7 +264,7 @@ def _readable(specs: Sequence[Spec], conditions: Sequence[str]) -> Guards:
     return Guards(renamed, [_renamed(c, names) for c in conditions])
 
 
-def _nesting(traced: Traced) -> Any:
+def _nesting(traced: TracedGraph) -> Any:
     """How results are nested; None, for a tuple, where that is not known."""
     count = traced.result.num_leaves - len(traced.constants)
     marks = [torch.empty(0) for _ in range(count)]

@@ -363,7 +363,7 @@ class TraceError(TorchairError, RuntimeError):
 
 
 @dataclass
-class Traced:
+class TracedGraph:
     """A compiled graph with what its calls must be."""
 
     runner: GmRunner | None

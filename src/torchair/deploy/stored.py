@@ -28,13 +28,13 @@ import torch
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, OptionMaps
 from torchair.deploy.compiled import Version
-from torchair.deploy.guards import Expected, Guards, Traced
+from torchair.deploy.guards import Expected, Guards, TracedGraph
 from torchair.deploy.tensor_refs import ModuleWalk, Roots, TensorRef, roots_of, tensor_refs_of
 from torchair.deploy.trees import CallShape, spec_of
 from torchair.engine.plan.records import picker
 from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.native import DirectProgram, ProgramPool
-from torchair.engine.run.recipe import Stored, plan_of
+from torchair.engine.run.recipe import StoredPlan, plan_of
 from torchair.flags import Flags, poisoning
 from torchair.locks import Lock
 from torchair.log import EVENT_LEVEL, logger
@@ -171,7 +171,7 @@ class ReadyCall:
 
     def __init__(
         self,
-        stored: Stored,
+        stored: StoredPlan,
         taken: Sequence[int],
         order: Sequence[int],
         opened: Callable[[], GraphCall],
@@ -396,7 +396,7 @@ def loaded(found: Artifact, roots: Roots, shape: CallShape, config: CompilerConf
     ready = ReadyCall.of(found.plan, lambda: _runnable(found, engine).call)
     run: Any = ready or _run_of(_runnable(found, engine), found, config)
     runner = GmRunner(run, Trace())
-    traced = Traced(
+    traced = TracedGraph(
         runner,
         runner,
         list(guards.specs),

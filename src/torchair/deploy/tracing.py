@@ -18,7 +18,7 @@ from torchair.backend import boxed
 from torchair.concrete.fast_path import Inference
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
-from torchair.deploy.guards import Expected, Spec, Traced, TraceError, ValueSpec
+from torchair.deploy.guards import Expected, Spec, TracedGraph, TraceError, ValueSpec
 from torchair.deploy.tensor_refs import TensorRef, look
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
@@ -152,7 +152,7 @@ def trace(
     decompositions: Mapping[Any, Callable[..., Any]],
     from_two: bool = True,
     modules: Sequence[tuple[str, torch.nn.Module]] = (),
-) -> Traced:
+) -> TracedGraph:
     """Trace `call`, a function of leaves, and compile it for inference. `dynamic` tells which dims
     of an argument may vary: sizes `from_two` on, or any, as far as the model can be traced so.
     `modules` are those that it may change, with their names."""
@@ -200,7 +200,7 @@ def trace(
     assert flat.spec is not None
     bare = flat.plain and Inference(True, seen["metadata"], seen["count"]).is_bare(len(given))
     written = _written(seen["metadata"].input_info, len(refs), len(tensors))
-    return Traced(
+    return TracedGraph(
         seen["runner"] if bare else None,
         wrapped,
         specs,

@@ -239,7 +239,7 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-class _Timed:
+class _TimedGraph:
     """A graph whose calls are timed."""
 
     def __init__(self, compilation: Compilation) -> None:
@@ -278,10 +278,10 @@ class Collector:
         self._first_break = len(self._breaks)
         self._metrics_before = utils.get_compilation_metrics()  # Dynamo keeps the last 64
         self._fallbacks_before = total()
-        self.graphs: list[_Timed] = []
+        self.graphs: list[_TimedGraph] = []
 
     def __call__(self, compilation: Compilation) -> GmRunner:
-        timed = _Timed(compilation)
+        timed = _TimedGraph(compilation)
         self.graphs.append(timed)
         return GmRunner(timed, compilation.runner.trace)
 
@@ -315,7 +315,7 @@ class Collector:
         """Where the graphs run."""
         return device_of(a for g in self.graphs for a in g.args).name
 
-    def _row(self, number: int, timed: _Timed) -> GraphRow:
+    def _row(self, number: int, timed: _TimedGraph) -> GraphRow:
         compilation, graph = timed.compilation, engine_call(timed.compilation)
         nodes = sum(n.op == "call_function" for n in compilation.gm.graph.nodes)
         dynamic = any(isinstance(x, torch.SymInt) for x in compilation.inputs)
@@ -336,13 +336,13 @@ class Collector:
             self._super_kernels(timed, graph) if units else [],
         )
 
-    def _super_kernels(self, timed: _Timed, graph: GraphCall | None) -> list[str]:
+    def _super_kernels(self, timed: _TimedGraph, graph: GraphCall | None) -> list[str]:
         if graph is None:
             return []
         inputs = graph.collect(own_arguments(timed.compilation.gm, timed.args))
         return [str(k) for k in graph.session.variant_for(inputs).compiler.persistent]
 
-    def _units(self, timed: _Timed, graph: GraphCall | None) -> tuple[list[UnitRow], str]:
+    def _units(self, timed: _TimedGraph, graph: GraphCall | None) -> tuple[list[UnitRow], str]:
         if not timed.args:
             return [], "never called"
         if graph is None:

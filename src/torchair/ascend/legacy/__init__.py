@@ -35,7 +35,7 @@ class Finder(MetaPathFinder, Loader):
         return home.loader.get_code(home.name)  # type: ignore[attr-defined]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Alias(spec.name)
+        return _AliasModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         names = TABLE[module.__name__]
@@ -52,7 +52,7 @@ class Finder(MetaPathFinder, Loader):
             )
 
 
-class _Alias(ModuleType):
+class _AliasModule(ModuleType):
     """A module whose names live elsewhere. What is put in the place of one is put where it lives,
     and taken away from there again."""
 

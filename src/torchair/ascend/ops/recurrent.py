@@ -206,7 +206,7 @@ _CONV_SCHEMA = parse_schema(f"{_CONV}({_CONV_OPTIONS}) -> ()")
 _CONV_DEFAULTS = {a.name: a.default_value for a in _CONV_SCHEMA.arguments}
 
 
-class _Convolution:
+class _FusedConvolution:
     """A call of the fused convolution. States are (lines, positions, features); with blocks
     (`cache_indices` of two dims) a sequence has a line for each block of its positions."""
 
@@ -282,7 +282,7 @@ def fused_causal_conv1d(x: Tensor, weight: Tensor, conv_states: Tensor, **given:
     given = _CONV_DEFAULTS | given
     if given["conv_mode"] not in (None, "default", "pangu"):
         raise wrong(_CONV, "conv_mode", f"is {given['conv_mode']!r}, known: 'default', 'pangu'")
-    call = _Convolution(weight, conv_states, given)
+    call = _FusedConvolution(weight, conv_states, given)
     starts = given["query_start_loc"]
     if x.dim() > 2:
         return torch.stack([call.run(b, row) for b, row in enumerate(x)])

@@ -37,7 +37,7 @@ def aligned(size: int) -> int:
 
 
 def place(
-    buffers: list[Buffer], order: BufferOrder | None = None, apart: Apart | None = None
+    buffers: list[Buffer], order: BufferOrder | None = None, apart: MayShare | None = None
 ) -> int:
     """Give every buffer an offset, larger ones first; returns the arena's size in bytes.
 
@@ -66,7 +66,7 @@ def place(
     return int(placed[1].max(initial=0))
 
 
-Apart = Callable[[int, int], bool]
+MayShare = Callable[[int, int], bool]
 """Whether two buffers, by number, may share bytes where first and last step do not tell."""
 BufferOrder = Callable[[Buffer], Any]
 """What buffers are sorted by before they are placed."""
@@ -153,7 +153,7 @@ class Arena:
     def __init__(
         self,
         buffers: Sequence[Buffer],
-        apart: Apart | None = None,
+        apart: MayShare | None = None,
         compact: bool = False,
     ) -> None:
         """`compact` looks longer for an arrangement that needs little."""

@@ -44,7 +44,7 @@ Packed = tuple[int, bool, int]
 
 
 @dataclass
-class Stored:
+class StoredPlan:
     """A plan from a file. Weights that are frozen are put in when the first call has them."""
 
     plan: Plan
@@ -170,7 +170,7 @@ def _tensor_data(t: torch.Tensor) -> list[Any]:
     return [_dtype_name(t.dtype), *_layout(t), base64.b64encode(whole.numpy().tobytes()).decode()]
 
 
-def plan_of(data: Mapping[str, Any]) -> Stored | None:
+def plan_of(data: Mapping[str, Any]) -> StoredPlan | None:
     """The plan that a recipe describes; None where it is for another machine or another version, or
     where a kernel is not on disk any more. ValueError if it is no recipe."""
     try:
@@ -183,7 +183,7 @@ def plan_of(data: Mapping[str, Any]) -> Stored | None:
         return None
     packs = [(int(i), bool(turned), int(vectors)) for i, turned, vectors in data["packs"]]
     sizes = [(int(i), tuple(shape), tuple(strides)) for i, shape, strides in data["sizes"]]
-    return Stored(plan, list(data["frozen"]), packs, sizes)
+    return StoredPlan(plan, list(data["frozen"]), packs, sizes)
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:

@@ -133,7 +133,9 @@ class NativeUnits:
         self.target = target
         numbers = any(n.outputs[0].content is not None for n in graph.data)  # others in each call
         self._varies = graph.is_dynamic or numbers
-        self._made: dict[Any, list[emitter.Made]] = {}  # kernels by what units have in common
+        self._made: dict[
+            Any, list[emitter.OrderedKernel]
+        ] = {}  # kernels by what units have in common
         self._signatures: dict[int, Any] = {}
         self._bits: dict[Value, int] = {}
         self._inside: dict[int, list[Node]] = {}

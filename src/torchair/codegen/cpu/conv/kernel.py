@@ -218,7 +218,7 @@ class _Blocks:
         source = self.source(n, panel, first, row)
         weights = w.offset(w.pointer(1), self.element, w.mul(panel, cut.panel_elements))
         with self.whenever(at, self.high, cut.rows):
-            _Tiles(self, n, panel, at, first[1]).write(source, weights)
+            _PanelTiles(self, n, panel, at, first[1]).write(source, weights)
 
     @contextmanager
     def whenever(self, at: str, end: str, size: int) -> Iterator[None]:
@@ -248,7 +248,7 @@ class _Blocks:
         return w.offset(w.pointer(0), self.element, at)
 
 
-class _Tiles:
+class _PanelTiles:
     """The tiles of one panel in one row of tiles, and what is done with their results."""
 
     def __init__(self, blocks: _Blocks, n: str, panel: str, row: str, column: str) -> None:
