@@ -240,17 +240,17 @@ def test_a_driver_that_refuses_once(there: Host) -> None:
     entry = substrate.made._entries[0]
     there.driver.refuses = {"set"}
     replayed = entry.replay
-    status = replayed.settle
+    status = replayed.take_status
 
-    def settle() -> int:
+    def take_status() -> int:
         there.driver.refuses = set()  # well again when the usual path asks
         return status()
 
-    replayed.settle = settle
+    replayed.take_status = take_status
     y = aligned(8, 4)
     equal(alone(there, lambda: fast(y), 0), layers(y))
     assert not substrate.copied
-    del replayed.settle
+    del replayed.take_status
     z = aligned(8, 4)
     equal(fast(z), layers(z))
     there.driver.refuses = {"set"}

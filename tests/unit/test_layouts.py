@@ -122,7 +122,7 @@ def test_what_is_held_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROBES, "0")
     a, b = torch.randn(40, 50), torch.randn(3)
     held = FrozenTensors({0: a, 1: b}, 2, copied=[0])
-    assert held.kept([a, b]) is None
+    assert held.same_tensors([a, b]) is None
     assert held.same([a, b]) and not held.same([b, a])
     a.data[17, 23] += 1
     assert not all(held.same([a, b]) for _ in range(held.contents.calls))  # type: ignore[union-attr]

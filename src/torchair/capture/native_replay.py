@@ -265,11 +265,11 @@ class NativeReplay:
         bound: ctypes.Array[ctypes.c_int64],
         updated: Sequence[tuple[int, int]],
         faults: Sequence[tuple[int, int]],
-        held: Any,
+        retained: Any,
     ) -> None:
         """`bound` are the addresses in the graph, which Python exchanges too; `updated` are ranges
         of memory that no piece may overlap; `faults` are words, by address and number, that must be
-        zero; `held` is what the graph refers to."""
+        zero; `retained` is what the graph refers to."""
         self._library, self.bound = cpu().library, bound
         self.given = (ctypes.c_int64 * len(pieces))(*bound)
         numbers = {n: k for k, n in enumerate(graph.nodes)}
@@ -295,7 +295,7 @@ class NativeReplay:
         head |= {"given": ctypes.addressof(self.given), "bound": ctypes.addressof(bound)}
         head |= {"exec": graph.exec, "launch": graph.launch, "memcpy": graph.memcpy}
         self.table = (ctypes.c_int64 * len(HEAD))(*(head[name] for name in HEAD))
-        self._held = graph, held
+        self._retained = graph, retained
 
     def place(self, piece: int) -> int:
         """Where the address of a piece is to be written."""
@@ -307,19 +307,19 @@ class NativeReplay:
         for the device."""
         table = ctypes.addressof(self.table)
         status = table + 8 * STATUS
-        return Task(table, _address(self._library), 1, status, 1, long=True, kept=self)
+        return Task(table, _address(self._library), 1, status, 1, long=True, keep_alive=self)
 
     def run(self) -> int:
         """Run it for the addresses in `given`; the status, which is 0 again."""
         _callable(self._library)(ctypes.addressof(self.table))
-        return self.settle()
+        return self.take_status()
 
     @property
     def served(self) -> int:
         """Launches so far."""
         return self.table[HEAD.index("served")]
 
-    def settle(self) -> int:
+    def take_status(self) -> int:
         """The status of the call before."""
         status, self.table[STATUS] = self.table[STATUS], 0
         return status

@@ -225,7 +225,7 @@ class _FastPath:
     def otherwise(self, args: Sequence[Any]) -> Any:
         """A usual call. After some in a row that were refused the guard is made anew."""
         entry = self._entry
-        if entry is not None and (count := entry.guarded.settle()):
+        if entry is not None and (count := entry.guarded.take_hits()):
             self._served += count
             self._calls = 0
         if entry is not None or self._patience == FIRST:
@@ -264,11 +264,11 @@ class _FastPath:
         if found is None:
             return None
         program, frozen = found
-        held = {} if frozen is None else frozen.tensors
+        frozen_inputs = {} if frozen is None else frozen.tensors
         records = [
             TensorLike(taken, t, tuple(t.shape), _strides(t))
             for k, (taken, t) in enumerate(zip(graph.taken, inputs, strict=True))
-            if k not in held
+            if k not in frozen_inputs
         ]
         guarded = program.guarded_entry(inputs, graph.taken, records, (), frozen, len(args))
         if guarded is None or any(program.results[i] >= 0 for i in graph.order):

@@ -276,7 +276,7 @@ def _direct(
     def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
         if done is None:
             raise entry.failure()
-        entry.settle()
+        entry.take_hits()
         return slowly(*args, **kwargs)
 
     if len(makers) == 1 and finish is only:

@@ -198,9 +198,9 @@ class ModelState:
         self.refs, self._written = refs, written
         self._specs = [Expected.of(places[0].name, places[0].read().detach()) for places in refs]
         self._parts = _parts(roots, refs)
-        self.settle()
+        self.update_expected()
 
-    def settle(self) -> None:
+    def update_expected(self) -> None:
         """Take what is there now for what is expected."""
         self.tensors = [places[0].read() for places in self.refs]
         self._areas: SharedAreas | None = None
@@ -232,7 +232,7 @@ class ModelState:
             return None
         error = self._compared()
         if error is None:
-            self.settle()
+            self.update_expected()
         return error
 
     def _compared(self) -> InputError | None:

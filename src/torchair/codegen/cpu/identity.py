@@ -316,7 +316,7 @@ def test_of(
     for t in tensors:
         words += (t.position, id(t.tensor), t.tensor._cdata, t.address, t.version)
     table: Any = (ctypes.c_int64 * len(words))(*words)
-    table.kept = contents
+    table.keep_alive = contents
     entry = _test(library)
     at = ctypes.cast(table, ctypes.c_void_p)  # which keeps the table
     return lambda given: entry(given, at), table
