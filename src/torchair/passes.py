@@ -212,5 +212,5 @@ def _table(before: Counter[str], after: Counter[str], whole: bool) -> list[str]:
     names = sorted(n for n in before.keys() | after.keys() if whole or before[n] != after[n])
     counts = [("total", before.total(), after.total()), *((n, before[n], after[n]) for n in names)]
     width = max(len(name) for name, _, _ in counts)
-    head = f"  {'name':{width}s} {'cnt(before)':>12s} {'cnt(after)':>12s} {'diff':>6s}"
-    return [head, *(f"  {n:{width}s} {b:12d} {a:12d} {a - b:+6d}" for n, b, a in counts)]
+    columns = f"  {'name':{width}s} {'cnt(before)':>12s} {'cnt(after)':>12s} {'diff':>6s}"
+    return [columns, *(f"  {n:{width}s} {b:12d} {a:12d} {a - b:+6d}" for n, b, a in counts)]

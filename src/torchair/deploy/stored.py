@@ -106,8 +106,8 @@ class Artifact:
         """The content of a file."""
         known = asdict(self)
         del known["graph"]
-        head = json.dumps(known, separators=(",", ":")).encode()
-        body = len(head).to_bytes(8, "little") + head + self.graph
+        header = json.dumps(known, separators=(",", ":")).encode()
+        body = len(header).to_bytes(8, "little") + header + self.graph
         return _MAGIC + _checksum(body) + body
 
     @classmethod
@@ -184,7 +184,7 @@ class ReadyCall:
         self.taken, self.order = list(taken), list(order)
         self.collect = picker(self.taken)
         self._stored, self._pool = stored, ProgramPool(plan)
-        self._held: FrozenTensors | None = None  # weights that are frozen
+        self._frozen: FrozenTensors | None = None  # weights that are frozen
         self._open = opened
         self._opened: GraphCall | None = None
         self._lock = Lock()
@@ -216,15 +216,15 @@ class ReadyCall:
             return False
         if not self._stored.frozen:
             return True
-        if self._held is None:
+        if self._frozen is None:
             with self._lock:
-                if self._held is None:
+                if self._frozen is None:
                     self._stored.freeze(inputs)
                     weights = {i: inputs[i] for i in self._stored.frozen}
-                    self._held = FrozenTensors(
+                    self._frozen = FrozenTensors(
                         weights, len(inputs), {i for i, *_ in self._stored.packs}
                     )
-        return self._held.same(inputs)
+        return self._frozen.same(inputs)
 
     def direct(
         self, inputs: Sequence[torch.Tensor]
@@ -232,7 +232,7 @@ class ReadyCall:
         """A program of its own that Python enters in one call."""
         if not self._serves(inputs):
             return self.call.direct(inputs)
-        return DirectProgram(self._stored.plan), self._held
+        return DirectProgram(self._stored.plan), self._frozen
 
     @property
     def call(self) -> GraphCall:
@@ -291,8 +291,8 @@ class _CodeWalk:
         found = getattr(found, "__wrapped__", found)
         if not isinstance(found, (FunctionType, type)) or id(found) in self._seen:
             return
-        home = getattr(found, "__module__", None) or ""
-        if not self._is_known(home) and len(self._seen) < _MOST:
+        module = getattr(found, "__module__", None) or ""
+        if not self._is_known(module) and len(self._seen) < _MOST:
             self._seen[id(found)] = found
             self._work.append(found)
 
@@ -496,8 +496,8 @@ def numbers_of(roots: Roots) -> dict[str, str]:
     found: dict[str, str] = {}
     seen: set[int] = set()
     modules = ModuleWalk(roots).modules
-    held = [(f"{p}.{k}" if p else k, k, v) for p, m, _ in modules for k, v in vars(m).items()]
-    for name, key, value in held:
+    attributes = [(f"{p}.{k}" if p else k, k, v) for p, m, _ in modules for k, v in vars(m).items()]
+    for name, key, value in attributes:
         if key.startswith("_"):  # weights, submodules, hooks
             continue
         if _is_plain(value):
