@@ -120,11 +120,11 @@ def _with_gaps(meta: torch.Tensor) -> dict[str, Any] | None:
     layout, strides = _layout(meta), meta.stride()
     if layout is None or layout["dense"] or not all(type(s) is int for s in strides):
         return layout
-    room = 0  # that all dims further inside need
+    inner_extent = 0  # that all dims further inside need
     for d in reversed(layout["dims"]):
-        if strides[d] <= room:
+        if strides[d] <= inner_extent:
             return layout
-        room += strides[d] * (meta.shape[d] - 1)
+        inner_extent += strides[d] * (meta.shape[d] - 1)
     return {**layout, "strides": list(strides)}
 
 

@@ -162,7 +162,7 @@ class InferCall:
     def _batch_pieces(self) -> list[SequenceGroup]:
         """Lengths are those of each batch, one for all of them, or the whole dims."""
         batches, queries = self.query.shape[0], self.query.shape[2]
-        g, room = self.given, self.keys.room
+        g, capacity = self.given, self.keys.capacity
         apart = (
             g.actual_seq_lengths,
             g.actual_seq_lengths_kv,
@@ -172,29 +172,31 @@ class InferCall:
             g.key_shared_prefix,
         )
         if all(x is None for x in apart):
-            return [SequenceGroup(range(batches), range(queries), range(room))]
+            return [SequenceGroup(range(batches), range(queries), range(capacity))]
         spans = (
             self._spans("actual_seq_lengths", batches, queries, g.query_padding_size),
-            self._spans("actual_seq_lengths_kv", batches, room, g.kv_padding_size),
+            self._spans("actual_seq_lengths_kv", batches, capacity, g.kv_padding_size),
         )
         return [
             SequenceGroup(range(b, b + 1), *both) for b, both in enumerate(zip(*spans, strict=True))
         ]
 
-    def _spans(self, argument: str, batches: int, room: int, padding: Tensor | None) -> list[range]:
+    def _spans(
+        self, argument: str, batches: int, capacity: int, padding: Tensor | None
+    ) -> list[range]:
         """Where each batch is: from 0 on, or so that `padding` places are left behind it."""
         lengths: Sequence[int] | None = getattr(self.given, argument)
         if lengths is None:
-            lengths = [room]
+            lengths = [capacity]
         found = list(lengths) * (batches if len(lengths) == 1 else 1)
         if len(found) < batches:
             reason = f"has {len(lengths)} members for {batches} batches"
             raise wrong(self.operator, argument, reason)
-        if any(not 0 <= n <= room for n in found[:batches]):
-            reason = f"{found[:batches]} are not lengths up to {room}"
+        if any(not 0 <= n <= capacity for n in found[:batches]):
+            reason = f"{found[:batches]} are not lengths up to {capacity}"
             raise wrong(self.operator, argument, reason)
         behind = None if padding is None else int(padding.reshape(-1)[0])
-        starts = [0 if behind is None else room - n - behind for n in found[:batches]]
+        starts = [0 if behind is None else capacity - n - behind for n in found[:batches]]
         return [range(a, a + n) for a, n in zip(starts, found, strict=False)]
 
     # ---- results ----
@@ -240,10 +242,10 @@ class _StoredRows:
         self.pages: Tensor | None = call.given.block_table
         if self.pages is None:
             self.tensor = attend.by_heads(tensor, call.layout, call.key_heads)
-            self.room = self.tensor.shape[2]
+            self.capacity = self.tensor.shape[2]
         else:
             self.tensor = self._paged(tensor, name)
-            self.room = self.pages.shape[1] * self.tensor.shape[2]
+            self.capacity = self.pages.shape[1] * self.tensor.shape[2]
         self.width = self.tensor.shape[-1]
 
     def _paged(self, tensor: Tensor, name: str) -> Tensor:

@@ -96,17 +96,19 @@ class ShapeFamily:
 
     def placement(self, values: PlanValues) -> Laid:
         """Where buffers lie in a plan: where they lay before, if there is room for them."""
-        known, room = self._placement, self._varying_sizes(values)
-        if known is not None and all(map(int.__le__, room, known[0])):
+        known, capacity = self._placement, self._varying_sizes(values)
+        if known is not None and all(map(int.__le__, capacity, known[0])):
             return known[1]
         with self._lock:
             sizes = self._sizes(values)
             if known is not None:  # all that vary grow at once: what follows from places is dear
-                room = tuple(max(b, n + n // _SPARE) for n, b in zip(room, known[0], strict=True))
-                grown = iter(room)
+                capacity = tuple(
+                    max(b, n + n // _SPARE) for n, b in zip(capacity, known[0], strict=True)
+                )
+                grown = iter(capacity)
                 varies = [isinstance(b.size, GuardedInt) for b in self.plan.arena.buffers]
                 sizes = tuple([next(grown) if v else n for n, v in zip(sizes, varies, strict=True)])
-            self._placement = room, self.plan.arena.place(sizes)
+            self._placement = capacity, self.plan.arena.place(sizes)
             return self._placement[1]
 
     def constants(self, values: PlanValues) -> list[torch.Tensor]:

@@ -176,8 +176,8 @@ class _Blocks:
     def results(self, axis: int, size: Size, pad: int) -> str:
         """Rows (axis 0) or columns of the result."""
         w, spec = self.w, self.spec
-        room = w.add(w.size(size), str(pad - spec.extent(axis)))
-        return w.add(w.div(room, spec.stride[axis]), "1")
+        padded = w.add(w.size(size), str(pad - spec.extent(axis)))
+        return w.add(w.div(padded, spec.stride[axis]), "1")
 
     def write(self) -> None:
         """The whole function."""
@@ -382,12 +382,15 @@ def conv_choices(request: Convolution, machine: Machine) -> Choices:
     if plan(spec, machine).kind == "depthwise":
         return {}
     widest = -(-spec.group_out // machine.lanes)
-    found = {"tile": tuple(t for t in TILES if _held(t, widest, machine)), "window": WINDOWS}
+    found = {
+        "tile": tuple(t for t in TILES if _fits_registers(t, widest, machine)),
+        "window": WINDOWS,
+    }
     if winograd.fits(spec, machine):
         found = {"method": tuple(winograd.METHODS), **found, "ahead": AHEAD}
     return found | {"by": ("torch",)}
 
 
-def _held(tile: str, widest: int, machine: Machine) -> bool:
+def _fits_registers(tile: str, widest: int, machine: Machine) -> bool:
     vectors, pixels = map(int, tile.split("x"))
     return vectors <= widest and vectors * (pixels + 1) < machine.registers
