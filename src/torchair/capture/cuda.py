@@ -302,20 +302,20 @@ class DeviceSubstrate(base.Substrate):
         copies = {i: memory.input_like(i, request.args[i]) for i in copied}
         slots = list(walk.fresh)
         sizes = [*(exchange.span(request.args[i]) for i in moving), *walk.fresh.values()]
-        stand_ins = exchange.StandIns(self._accelerator, self._device, sizes)
+        placeholders = exchange.Placeholders(self._accelerator, self._device, sizes)
         first = len(moving)
 
         def record(place: int) -> tuple[Any, ResultForms]:
             given = [copies.get(i, a) for i, a in enumerate(request.args)]
             for k, i in enumerate(moving):
-                like, storage = request.args[i], stand_ins.storage(k, place)
+                like, storage = request.args[i], placeholders.storage(k, place)
                 with torch.inference_mode(False):
                     given[i] = base.over(storage, like.dtype, like.shape, like.stride())
 
             def memory_of(slot: int, size: int) -> torch.Tensor | None:
                 if slot not in walk.fresh:
                     return None
-                storage = stand_ins.storage(first + slots.index(slot), place)
+                storage = placeholders.storage(first + slots.index(slot), place)
                 with torch.inference_mode(False):
                     return base.over(storage, torch.uint8, (storage.nbytes(),), (1,))
 
@@ -325,7 +325,7 @@ class DeviceSubstrate(base.Substrate):
             )
             return graph, ResultForms(given, walk.constants(), results)
 
-        made = exchange.recorded(record, stand_ins, first, self._draws(walk))
+        made = exchange.recorded(record, placeholders, first, self._draws(walk))
         bare = replace(request, args=())  # without what belongs to the caller
 
         def again(args: Sequence[Any]) -> base.Recording:
@@ -577,7 +577,7 @@ class DeviceRecording(base.PooledRecording):
         super().__init__(request.options.share_results)
         self._graph = graph
         self._memory = memory
-        self._held = None if request.options.reuse else results.storages
+        self._storages = None if request.options.reuse else results.storages
         frozen = request.kinds.parameters if request.options.frozen_parameter else ()
         self._read = [*results.constants, *(request.args[i] for i in frozen)]  # come what may
         self._places = results.places
@@ -599,8 +599,8 @@ class DeviceRecording(base.PooledRecording):
         self._launch()
 
     def storage(self, group: int) -> torch.UntypedStorage:
-        if self._held is not None:
-            return self._held[group]
+        if self._storages is not None:
+            return self._storages[group]
         return self._memory.result_at(*self._places[group])
 
     def reset(self) -> None:

@@ -62,7 +62,7 @@ def span(tensor: torch.Tensor) -> int:
     return extent(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
-class StandIns:
+class Placeholders:
     """Memory for pieces while a graph is recorded: each has two places."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Recorded:
 
 def recorded(
     record: Callable[[int], tuple[Any, ResultForms]],
-    stand_ins: StandIns,
+    placeholders: Placeholders,
     arguments: int,
     draws: bool = False,
 ) -> Recorded:
@@ -124,16 +124,16 @@ def recorded(
         nodes = nodes_of(raw)
         if known[1 - place]:
             try:
-                patches = moved(nodes, known[1 - place], stand_ins.pieces(place), known[place])
+                patches = moved(nodes, known[1 - place], placeholders.pieces(place), known[place])
             except DriverError as e:
                 why = str(e)
             else:
                 by_torch = graph if draws else None
-                run = ExecutableGraph(raw, nodes, patches, len(stand_ins.sizes), by_torch)
-                _check_readers(run, stand_ins.sizes)
-                numbers = [stand_ins.number_at(address, place) for address, _ in found.places]
+                run = ExecutableGraph(raw, nodes, patches, len(placeholders.sizes), by_torch)
+                _check_readers(run, placeholders.sizes)
+                numbers = [placeholders.number_at(address, place) for address, _ in found.places]
                 groups = {g: n for g, n in enumerate(numbers) if n is not None and n >= arguments}
-                return Recorded(graph, run, found, stand_ins.sizes, groups)
+                return Recorded(graph, run, found, placeholders.sizes, groups)
         known[place].append(nodes)
         del found, graph  # their memory is that of the next recording
     raise DriverError(why)
@@ -182,7 +182,7 @@ class ExchangedRecording(base.PooledRecording):
         self.sources, self._places = made.found.sources, made.found.places
         self._made, self._memory, self._order = made, memory, order
         self._checks, self._again, self._name = list(checks), again, request.name
-        self._held = None if request.options.reuse else made.found.storages
+        self._storages = None if request.options.reuse else made.found.storages
         frozen = request.kinds.parameters if request.options.frozen_parameter else ()
         self._read = [*made.found.constants, *(request.args[i] for i in frozen)]  # come what may
         examples = [request.args[i] for i in moving]
@@ -370,8 +370,8 @@ class ExchangedRecording(base.PooledRecording):
         return super().results(args, hold)
 
     def storage(self, group: int) -> torch.UntypedStorage:
-        if self._held is not None:
-            return self._held[group]
+        if self._storages is not None:
+            return self._storages[group]
         return self._memory.result_at(*self._places[group])
 
     def reset(self) -> None:

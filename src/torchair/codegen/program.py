@@ -43,7 +43,8 @@ class Allocation:
     successor_of: Allocation | None = None
     tied_to: int = -1  # slot of the input it updates
     fixed: bool = False  # native code knows its strides
-    settled: bool = False  # made by torch, read by native code: strides must be the planned ones
+    # made by torch, read by native code: strides must be the planned ones
+    strict_strides: bool = False
 
     @property
     def size(self) -> int:

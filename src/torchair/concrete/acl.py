@@ -64,7 +64,7 @@ class AclConcreteGraph(ConcreteGraph):
         self.name = name
         self._settings, self._config = settings, config
         self._engine = engine
-        self._options = settings.capture.settled(fresh_results)
+        self._options = settings.capture.resolved(fresh_results)
         self._info = describe(gm, name, static, self._options)
 
     @property

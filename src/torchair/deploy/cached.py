@@ -216,8 +216,8 @@ class CachedMethod(CachedCall):
         elif ge_cache:
             words.append("gecache")
         self._owner, self._kind, self._ranks = owner, "_".join(words), ranks
-        self._home = _root(cache_dir)
-        foreign = _foreign(self._home)
+        self._root_folder = _root(cache_dir)
+        foreign = _foreign(self._root_folder)
         if foreign is not None:  # its files are neither trusted nor replaced
             self._keeps = False
             self._not_cached(foreign)
@@ -227,7 +227,7 @@ class CachedMethod(CachedCall):
         """The file of this method, for the process that asks."""
         if self._path is None:
             digest = hashlib.md5(self._identity().encode(), usedforsecurity=False).hexdigest()
-            folder = self._home / f"{self._kind}_{digest}" / rank_folder(*self._ranks)
+            folder = self._root_folder / f"{self._kind}_{digest}" / rank_folder(*self._ranks)
             self._path = Path(os.path.realpath(folder / self.model.__name__ / stored.FILE))
         return self._path
 
@@ -265,9 +265,9 @@ class CachedMethod(CachedCall):
 
     def _warn_other_options(self) -> None:
         """A method that is kept under other options has another folder: say which they are."""
-        where = self.path.relative_to(os.path.realpath(self._home)).parts[1:]
+        where = self.path.relative_to(os.path.realpath(self._root_folder)).parts[1:]
         now = self._options()
-        for file in sorted(Path(os.path.realpath(self._home)).glob(f"{self._kind}_*")):
+        for file in sorted(Path(os.path.realpath(self._root_folder)).glob(f"{self._kind}_*")):
             try:
                 then = stored.Artifact.read(file.joinpath(*where)).options
             except (OSError, ValueError):

@@ -287,23 +287,23 @@ def read_program(path: FilePath, trust: bool = False) -> ExportedProgram:
     others may have written is refused, unless the caller trusts it."""
     if not trust:
         _check_owner(Path(path))
-    held = _HeldErrors()
+    deferred = _DeferredErrors()
     log = logging.getLogger(torch.export.__name__)
-    log.addFilter(held)
+    log.addFilter(deferred)
     try:
         return torch.export.load(path)
     except OSError as error:
         raise SerializationError(f"cannot read the file: {error.strerror}", file=path) from error
     except Exception as error:  # whatever pickle, zipfile, json and torch make of damaged bytes
-        reason = str(held.first or error).partition("\n")[0].partition(". ")[0]
+        reason = str(deferred.first or error).partition("\n")[0].partition(". ")[0]
         raise SerializationError(
             f"this is not a program of torch.export: {reason}", file=path
         ) from error
     finally:
-        log.removeFilter(held)
+        log.removeFilter(deferred)
 
 
-class _HeldErrors(logging.Filter):
+class _DeferredErrors(logging.Filter):
     """torch logs the traceback of what is wrong with an archive, and then reads it as an older
     format. The traceback is held back: it is the reason if that fails, too."""
 

@@ -62,7 +62,7 @@ class _Flat(torch.nn.Module):
 
     def forward(self, *given: torch.Tensor) -> list[Any]:
         count = len(self.refs)
-        with _attributes_kept(self._named, given), _in_place(self.refs, given[:count]):
+        with _attributes_restored(self._named, given), _in_place(self.refs, given[:count]):
             result = self._call(given[count:])
         leaves, self.spec = pytree.tree_flatten(packed(result))
         kinds = torch.Tensor | torch.SymInt | torch.SymFloat
@@ -88,7 +88,7 @@ def _in_place(refs: Sequence[Sequence[TensorRef]], given: Sequence[torch.Tensor]
 
 
 @contextmanager
-def _attributes_kept(
+def _attributes_restored(
     modules: Sequence[tuple[str, torch.nn.Module]], given: Sequence[torch.Tensor]
 ) -> Iterator[None]:
     """Modules have the attributes, parameters and buffers afterwards that they have now: what a
@@ -96,25 +96,25 @@ def _attributes_kept(
     `given`, which nn.LSTM makes of its weights, loses nothing by that; other tensors are lost."""
     tables = ("_parameters", "_buffers", "_modules")
     before = [
-        (name, held, dict(held))
+        (name, attributes, dict(attributes))
         for name, module in modules
-        for held in (vars(module), *(vars(module)[t] for t in tables))
+        for attributes in (vars(module), *(vars(module)[t] for t in tables))
     ]
     known = set(map(id, given))
     try:
         yield
-        for name, held, was in before:
-            for key in [k for k, v in held.items() if was.get(k) is not v]:
-                if any(id(t) not in known for t in _tensors_in(held[key])):
+        for name, attributes, was in before:
+            for key in [k for k, v in attributes.items() if was.get(k) is not v]:
+                if any(id(t) not in known for t in _tensors_in(attributes[key])):
                     warnings.warn(
                         f"the model keeps a tensor in {f'{name}.{key}'.lstrip('.')} when it runs; "
                         "compiled calls do not"
                     )
     finally:
-        for _, held, was in before:
-            for key in held.keys() - was.keys():
-                del held[key]
-            held.update(was)
+        for _, attributes, was in before:
+            for key in attributes.keys() - was.keys():
+                del attributes[key]
+            attributes.update(was)
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

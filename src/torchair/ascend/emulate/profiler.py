@@ -294,8 +294,8 @@ class profile(torch.profiler.profile):
         version = sys.modules["torch_npu"].__version__ if "torch_npu" in sys.modules else ""
         info = {"config": chosen, "rank_id": rank, "world_size": size}
         info["torch_npu_version"] = version
-        told = getattr(self, "_trace_metadata", {})  # torch before 2.13 does not keep it
-        metadata = {key: json.loads(text) for key, text in told.items()}
+        recorded = getattr(self, "_trace_metadata", {})  # torch before 2.13 does not keep it
+        metadata = {key: json.loads(text) for key, text in recorded.items()}
         return save(parent, worker, self._recorded(), info, metadata)
 
 

@@ -34,17 +34,17 @@ class _LegacyMeta(abc.ABCMeta):
         if name.startswith(("_abc_", "__abstract")):
             super().__setattr__(name, value)
             return
-        home = cls.__mro__[1]
-        _replaced.setdefault((home, name), vars(home).get(name, _MISSING))
-        setattr(home, name, value)
+        owner = cls.__mro__[1]
+        _replaced.setdefault((owner, name), vars(owner).get(name, _MISSING))
+        setattr(owner, name, value)
 
     def __delattr__(cls, name: str) -> None:
-        home = cls.__mro__[1]
-        before = _replaced.pop((home, name))
+        owner = cls.__mro__[1]
+        before = _replaced.pop((owner, name))
         if before is _MISSING:
-            delattr(home, name)
+            delattr(owner, name)
         else:
-            setattr(home, name, before)
+            setattr(owner, name, before)
 
     def __instancecheck__(cls, other: object) -> bool:
         return isinstance(other, cls.__mro__[1])

@@ -468,7 +468,7 @@ class _PlanBuilder:
         slots = [self.slot[v] for v in unit.inputs]
         for slot in slots:
             allocation = self.allocation[slot]
-            allocation.settled = allocation.settled or allocation.kind == "torch"
+            allocation.strict_strides = allocation.strict_strides or allocation.kind == "torch"
             allocation.fixed = allocation.fixed or allocation.kind == "arena"
         self._touch(slots)
         made = {v: self._new_allocation(v, "arena", meta) for v, meta in outs.items()}

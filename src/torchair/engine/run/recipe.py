@@ -70,8 +70,8 @@ class StoredPlan:
         for k, (i, transposed, vectors) in enumerate(self.packs):
             self.packed[k] = PackPanels(machine, transposed, vectors)(inputs[i].detach())
         for code in self.plan.natives:
-            ways = {word: x[0] for word, x in enumerate(code.operands) if isinstance(x, list)}
-            code.packed.update({word: self.packed[way] for word, way in ways.items()})
+            packings = {word: x[0] for word, x in enumerate(code.operands) if isinstance(x, list)}
+            code.packed.update({word: self.packed[packing] for word, packing in packings.items()})
 
 
 def maker() -> Data:
@@ -156,8 +156,8 @@ def _allocation_data(allocation: Allocation) -> list[Any]:
 
 def _step_data(step: Step, kernel: int, packs: Mapping[int, Packed]) -> list[Any]:
     code, node = step.code, step.node
-    ways = list(dict.fromkeys(packs.values()))
-    found = {word: [ways.index(packs[id(t)])] for word, t in code.packed.items()}
+    packings = list(dict.fromkeys(packs.values()))
+    found = {word: [packings.index(packs[id(t)])] for word, t in code.packed.items()}
     slots = [found.get(word, x) for word, x in enumerate(code.addresses)]
     line = node.origin.line if node.origin else None
     args = [s for s in step.args if isinstance(s, int)]
@@ -225,10 +225,10 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
         if not (allocation.kind != "arena" or inside) or not 0 <= owner < plan.inputs or not known:
             raise ValueError(f"its plan has no memory for {allocation.kind} {allocation.slot}")
     named = [w for code in plan.natives for w in code.addresses if not isinstance(w, AuxMemory)]
-    ways = [w[0] for w in named if isinstance(w, list)]
+    packings = [w[0] for w in named if isinstance(w, list)]
     slots = [w for w in named if not isinstance(w, list)]
     there = all(s in plan.places for s in (*slots, *(o.slot for o in plan.outputs)))
-    if not there or not {*ways} <= set(range(len(packs))) or not NativeProgram.suits(plan):
+    if not there or not {*packings} <= set(range(len(packs))) or not NativeProgram.suits(plan):
         raise ValueError("its plan names an unknown slot")
     for made, allocation in plan.leaving:
         if allocation.kind == "fresh" and (

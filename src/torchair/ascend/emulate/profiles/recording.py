@@ -208,10 +208,12 @@ class TraceRows:
         for device, lanes in self._rows.items():
             title = {"name": f"{DEVICE_TYPE}:{device} (emulated)"}
             labels = {"labels": f"{DEVICE_TYPE.upper()} {device}"}
-            told = [("process_name", 0, title), ("process_labels", 0, labels)]
-            told += [("thread_name", n, {"name": x or "default stream"}) for x, n in lanes.items()]
+            metadata = [("process_name", 0, title), ("process_labels", 0, labels)]
+            metadata += [
+                ("thread_name", n, {"name": x or "default stream"}) for x, n in lanes.items()
+            ]
             shared = {"ph": "M", "ts": 0, "pid": device}
-            names += [{**shared, "name": n, "tid": row, "args": args} for n, row, args in told]
+            names += [{**shared, "name": n, "tid": row, "args": args} for n, row, args in metadata]
         return names
 
 
