@@ -27,7 +27,8 @@ from host_memory import ACCELERATOR, over_address
 from tolerance import assert_close, double_copy, tensors, to_double
 from torchair import ge
 from torchair.capture import base, exchange
-from torchair.capture.cuda import Accelerator, DeviceSubstrate
+from torchair.capture.accelerator import Accelerator
+from torchair.capture.cuda import DeviceSubstrate
 from torchair.capture.entered import ReplayEntry
 from torchair.capture.exchange import ExchangedRecording, Recorded, StandIns
 from torchair.capture.native_replay import ALIGNED

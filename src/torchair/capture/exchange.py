@@ -43,7 +43,8 @@ from torchair.fallbacks import Fallback, note
 from torchair.torch_private.functions import foreach_copy
 
 if TYPE_CHECKING:
-    from torchair.capture.cuda import Accelerator, PoolOwner, ResultForms, StreamOrder
+    from torchair.capture.accelerator import Accelerator, PoolOwner, StreamOrder
+    from torchair.capture.device_recording import ResultForms
 
 _SHIFT = 512 * 1025  # bytes between the two places of the first piece
 _STEP = 512  # further apart are those of the next one: distances between pieces vary, too
