@@ -127,7 +127,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("torchair.deploy.runnable", "torchair.concrete.acl"): "as for torchair.capture",
     ("torchair.engine.compile", "torchair.engine.tune.tuner"): "loads SQLite, on request",
     ("torchair.engine.run.recipe", "torchair.codegen.cpu.matmul.pack"): "for frozen weights",
-    ("torchair.deploy.compiled", "torchair.devices.base"): "loads the engine, for its handle",
+    ("torchair.deploy.call_version", "torchair.devices.base"): "loads the engine, for its handle",
     ("torchair.ascend.emulate.launcher", "torchair.explanation.api"): "loads AOTAutograd",
     ("torchair.ascend.emulate.launcher", "torchair.runner"): "as for torchair.explanation.api",
     ("torchair.ascend.emulate.streams", "torchair.capture"): "loads the engine, for one number",

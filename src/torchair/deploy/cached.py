@@ -25,7 +25,8 @@ import torch
 from torchair.configs.compiler_config import CompilerConfig, engine_keys, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
 from torchair.deploy import stored
-from torchair.deploy.compiled import CompiledModel, Version, autocast_types, shape_of
+from torchair.deploy.call_version import Version, autocast_types
+from torchair.deploy.compiled import CompiledModel, shape_of
 from torchair.deploy.guards import TracedGraph
 from torchair.deploy.tensor_refs import Roots, SharedMemory, roots_of
 from torchair.deploy.trees import CallShape
@@ -109,13 +110,13 @@ class CachedCall(CompiledModel):
         assert self._path is not None
         return self._path
 
-    def _slowly(self, *args: Any, **kwargs: Any) -> Any:
+    def _usual_path(self, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if self.versions else no_garbage_collection():
             with self._lock:
                 if not self.versions:
                     self._begin(args, kwargs)
             with label("cache_compiler inference"):
-                result = super()._slowly(*args, **kwargs)
+                result = super()._usual_path(*args, **kwargs)
         if self._unsaved is not None:
             self._save()
         return result
@@ -441,11 +442,11 @@ class FromFile(CompiledModel):
     def __repr__(self) -> str:
         return f"<compiled {self._found.name}>"
 
-    def _slowly(self, *args: Any, **kwargs: Any) -> Any:
+    def _usual_path(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             if not self.versions:
                 self.versions.append(self._version(args, kwargs))
-        return super()._slowly(*args, **kwargs)
+        return super()._usual_path(*args, **kwargs)
 
     def _version(self, args: Any, kwargs: Mapping[str, Any]) -> Version:
         shape = CallShape(args, dict(kwargs), self._found.arguments["names"])

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.deploy.compiled import CompiledModel, Version, shape_of
+from torchair.deploy.call_version import Version
+from torchair.deploy.compiled import CompiledModel, shape_of
 from torchair.deploy.export import call_leaves, file_call, put_weights
 from torchair.deploy.guards import (
     Condition,

@@ -27,7 +27,7 @@ import torch
 
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, OptionMaps
-from torchair.deploy.compiled import Version
+from torchair.deploy.call_version import Version
 from torchair.deploy.guards import Expected, Guards, TracedGraph
 from torchair.deploy.tensor_refs import ModuleWalk, Roots, TensorRef, roots_of, tensor_refs_of
 from torchair.deploy.trees import CallShape, spec_of
