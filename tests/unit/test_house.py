@@ -427,6 +427,23 @@ def test_the_budget_test_itself():
     assert len(faults("a = 0\n" * (layers.MOST_STATEMENTS + 1))) == 1
 
 
+def nested_conditions(tree: ast.Module) -> list[int]:
+    """Lines with a conditional expression that is a part of another one."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.IfExp)
+        and any(isinstance(x, ast.IfExp) for x in (node.test, node.body, node.orelse))
+    ]
+
+
+def test_conditional_expressions_are_not_nested():
+    files = [f for f in source_files() if f.relative_to(PACKAGE).as_posix() not in layers.NESTED]
+    found = [f"{f}:{line}" for f in files for line in nested_conditions(parsed(f))]
+    assert not found, "write an if statement:\n" + "\n".join(found)
+    assert nested_conditions(ast.parse("a\nx = 1 if a else 2 if b else 3")) == [2]
+
+
 def type_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Names of types in a file with what each stands for: a class for itself, aliases of the same
     type for one. A private name counts as the public one."""

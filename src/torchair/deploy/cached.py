@@ -83,7 +83,8 @@ Ranks = tuple[int | None, int | None, int | None]
 def rank_folder(whole: int | None, tensor: int | None, pipeline: int | None) -> str:
     """The name of the folder of this process, empty where it is alone."""
     size, rank = world() or (1, 0)
-    parts = [f"world{size}global_rank{rank if whole is None else whole}"] if size > 1 else []
+    number = rank if whole is None else whole
+    parts = [f"world{size}global_rank{number}"] if size > 1 else []
     named = (("tp_rank", tensor), ("pp_rank", pipeline))
     return "_".join([*parts, *(f"{name}{n}" for name, n in named if n is not None)])
 

@@ -215,14 +215,7 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
     if not frozen <= set(range(plan.inputs)) or not {i for i, *_ in packs} <= frozen:
         raise ValueError("its plan freezes an unknown slot")
     for allocation in plan.allocations:
-        inside = 0 <= allocation.offset <= allocation.offset + allocation.bytes <= plan.arena_size
-        owner = {"input": allocation.slot, "tied": allocation.tied_to}.get(allocation.kind, 0)
-        known = (
-            allocation.kind != "const"
-            or allocation.slot in plan.constants
-            or allocation.slot in frozen
-        )
-        if not (allocation.kind != "arena" or inside) or not 0 <= owner < plan.inputs or not known:
+        if not _has_memory(plan, frozen, allocation):
             raise ValueError(f"its plan has no memory for {allocation.kind} {allocation.slot}")
     named = [w for code in plan.natives for w in code.addresses if not isinstance(w, AuxMemory)]
     packings = [w[0] for w in named if isinstance(w, list)]
@@ -236,6 +229,19 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
             < extent(allocation.meta.shape, allocation.meta.stride())
         ):
             raise ValueError("a result of its plan is smaller than the data written to it")
+
+
+def _has_memory(plan: Plan, frozen: set[int], allocation: Allocation) -> bool:
+    if allocation.kind == "arena":
+        end = allocation.offset + allocation.bytes
+        return 0 <= allocation.offset <= end <= plan.arena_size
+    if allocation.kind == "input":
+        return 0 <= allocation.slot < plan.inputs
+    if allocation.kind == "tied":
+        return 0 <= allocation.tied_to < plan.inputs
+    if allocation.kind == "const":
+        return allocation.slot in plan.constants or allocation.slot in frozen
+    return True
 
 
 def _allocation(
