@@ -237,3 +237,28 @@ SAME_TYPE_NAMES: dict[str, str] = {
     "Sums": "accumulators of a loop, and the unit that writes a shared reduction on CUDA",
     "Tensor": "torch's, and the base of values that converters receive in scripts for the original",
 }
+
+# Words that names of variables, functions and classes do not have, and what to say instead. CUDA's
+# generators are still to follow.
+PRIVATE_WORDS: dict[str, str] = {
+    "book": "guards",
+    "edition": "variant",
+    "held": "what it is: retained, attributes, container, frozen",
+    "home": "owner, module, folder",
+    "homes": "references",
+    "lot": "group, stream",
+    "outline": "layout",
+    "quick": "fast path",
+    "room": "capacity, scratch, registers",
+    "rooms": "packages",
+    "settle": "resolve, restore, update",
+    "settled": "resolved, restored",
+    "settling": "resolving, restoring",
+    "told": "message, metadata, described",
+    "wish": "request",
+}
+PRIVATE_PROSE = ("as ever", "catalogue", "nobody", "somebody", "whoever")
+WORDS_LEFT = {
+    "cache_home": "XDG's name",
+    "room": "a field of `codegen/target.py` that CUDA's generators set",
+}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
 import textwrap
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -482,6 +484,44 @@ def test_the_test_of_type_names_itself(tmp_path):
     (package / "a.py").write_text("class Work: ...\nTensor = torch.Tensor\n_Other = int | str\n")
     (package / "b.py").write_text("class _Work: ...\n_Tensor = torch.Tensor\nOther: Any = int\n")
     assert double_type_names(package) == {"Work": ["a.py", "b.py"], "Other": ["a.py", "b.py"]}
+
+
+def words_of(name: str) -> list[str]:
+    """The words of an identifier, in lower case."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+
+
+def private_words(text: str) -> Iterator[str]:
+    """Identifiers in Python code with a word that only we would understand."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME and token.string not in layers.WORDS_LEFT:
+            for word in set(words_of(token.string)) & layers.PRIVATE_WORDS.keys():
+                hint = layers.PRIVATE_WORDS[word]
+                yield f"{token.start[0]}: {token.string} has the word {word!r}; say {hint}"
+
+
+def test_names_have_words_of_the_field():
+    files = [f for f in source_files() if not is_in_cuda(f)]
+    found = [f"{f}:{fault}" for f in files for fault in private_words(f.read_text("utf-8"))]
+    assert not found, "\n".join(found)
+    assert len(list(private_words("HeldErrors = a_room(cache_home).unsettled"))) == 2
+
+
+def test_prose_has_words_of_the_field():
+    files = [f for f in source_files() if not is_in_cuda(f)]
+    files += [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pattern = re.compile(rf"\b({'|'.join(layers.PRIVATE_PROSE)})\b", re.IGNORECASE)
+    found = [
+        f"{file}:{number}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def is_in_cuda(file: Path) -> bool:
+    return file.is_relative_to(PACKAGE / "codegen" / "cuda")
 
 
 def test_no_machine_paths_or_package_hosts():

@@ -171,7 +171,7 @@ class StreamOrder:
 
     def again(self) -> int | None:
         """That stream where nothing is to be prepared: replays came to it before, this thread may
-        use functions of the driver, its device is the current one, and nobody records."""
+        use functions of the driver, its device is the current one, and nothing is recorded."""
         if not has_context() or self._index_of_current() != self._device.index:
             return None
         current: int = self._current(self._device.index)

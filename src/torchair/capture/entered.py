@@ -3,8 +3,8 @@ addresses down, `native_replay.py` exchanges them and launches. What it refuses 
 (`AclGraph.call`), which does the same step by step.
 
 An entry takes the lock of its graph, so it and the usual path take turns. It serves the stream of
-the replay before, from threads that have used the driver, and nobody who is recording: whatever
-else has to be ordered, prepared or told is the usual path's.
+the replay before, from threads that have used the driver, outside of recordings. All other calls
+take the usual path, which orders streams and prepares threads.
 """
 
 from __future__ import annotations

@@ -397,7 +397,7 @@ class AclGraph:
             if old is None:
                 self.substrate.finish()  # a replay of what is forgotten may be under way
                 for meta in list(self.captured.values()):
-                    if meta.recording.used():  # by calls that nobody has told us of
+                    if meta.recording.used():  # by calls that did not come through here
                         self.captured.move_to_end(meta.key)
                 self._drop(next(iter(self.captured.values())))
             return True

@@ -3,7 +3,7 @@ addresses compared with those in the graph, kernels get new ones, and the graph 
 does the same in `exchange.py`, for calls that this function refuses.
 
 The function runs behind a native guard (`codegen/cpu/native_guard.py`), which writes the addresses
-of arguments and results into the table. Whoever calls it holds the lock of the graph.
+of arguments and results into the table. Its caller holds the lock of the graph.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Machine code for many processors in one piece of data, and the targets that make and run it.
 
 A package holds one image for each processor: all kernels of a graph, and the driver that runs
-programs. Whoever makes it plans the graph for each processor and notes the kernels. Whoever loads
-it plans the graph in the same way, and finds the code of each kernel by its name, which follows
-from its text.
+programs. To make one, the graph is planned for each processor, and its kernels are collected. To
+load one, the graph is planned in the same way; the code of each kernel is found by its name, which
+follows from its text.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ ANY = -1
 """A dim or a stride that is not compared."""
 
 BUSY = 1
-"""Word of a table: a call is running its program, or met a bad index that nobody has read yet."""
+"""Word of a table: a call is running its program, or met a bad index that has not been read yet."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,7 @@ class UncheckedTensor:
 @dataclass(frozen=True)
 class SameTensor:
     """An argument that must be one certain tensor, where it was; a `version` of -1 is not asked
-    for. It is known by its addresses: whoever asks keeps the tensor."""
+    for. It is known by its addresses: the caller keeps the tensor alive."""
 
     position: int
     object: int
