@@ -14,7 +14,7 @@ from torch import nn
 
 import torchair
 from torchair.codegen.cpu import layouts
-from torchair.codegen.cpu.native_guard import Same, TensorLike, native_guard
+from torchair.codegen.cpu.native_guard import EqualValue, TensorLike, native_guard
 from torchair.codegen.cpu.target import cpu
 from torchair.deploy.guards import argument_guard
 from torchair.engine.run.frozen import FrozenTensors
@@ -97,7 +97,7 @@ def test_calls_in_python(frozen: bool, dynamic: bool, monkeypatch: pytest.Monkey
         fast = torchair.compile(
             model, torch.randn(3, 8), config=config, dynamic=dynamic, on_mismatch="recompile"
         )
-    assert argument_guard(1, [Same(0, 3)]) is None
+    assert argument_guard(1, [EqualValue(0, 3)]) is None
 
     def check(*args: Any) -> None:
         torch.testing.assert_close(fast(*args), model(*args), rtol=1e-4, atol=1e-5)

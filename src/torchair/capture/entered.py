@@ -19,7 +19,7 @@ from torchair.capture.native_replay import STREAM, NativeReplay
 from torchair.engine.run.frozen import (
     BUSY,
     DictEntry,
-    Same,
+    EqualValue,
     SameTensor,
     TensorLike,
     UncheckedTensor,
@@ -73,7 +73,7 @@ class Enterable:
         self,
         args: Sequence[Any],
         positions: Sequence[int],
-        records: Sequence[TensorLike | Same],
+        records: Sequence[TensorLike | EqualValue],
         entries: Sequence[DictEntry],
     ) -> Guard | None:
         """A guard of the arguments of a call, as `records` describe them. `positions` tells for
@@ -156,7 +156,7 @@ def _nowhere() -> None:
     return None
 
 
-def guard_of(graph: Enterable, args: Sequence[Any], numbers: Sequence[Same]) -> Guard | None:
+def guard_of(graph: Enterable, args: Sequence[Any], numbers: Sequence[EqualValue]) -> Guard | None:
     """A guard of the arguments of a graph; None where native code must not read them."""
     records: list[Any] = [*numbers]
     for position, piece in graph.pieces.items():

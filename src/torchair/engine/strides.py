@@ -24,7 +24,7 @@ Dims = tuple[Int, ...]
 _END = 2**31 - 1  # a slice that ends here or later ends with the dim
 
 
-class Unfit(Exception):
+class NoShapeFamily(Exception):
     """A graph or sizes that there is no family for."""
 
 
@@ -190,7 +190,7 @@ class Strided:
         cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if function not in _FUNCTIONS:
-            raise Unfit(f"nothing says what {function} does to strides that vary")
+            raise NoShapeFamily(f"nothing says what {function} does to strides that vary")
         return _FUNCTIONS[function](*args, **(kwargs or {}))
 
     def __repr__(self) -> str:
@@ -287,7 +287,7 @@ def in_format(meta: Meta, memory_format: torch.memory_format) -> Meta:
     if not isinstance(meta, Strided):
         return torch.empty_like(meta, memory_format=memory_format)
     if memory_format != torch.channels_last:
-        raise Unfit(f"no strides are known for {memory_format}")
+        raise NoShapeFamily(f"no strides are known for {memory_format}")
     _, c, h, w = meta.shape
     return with_strides(meta, (c * w * h, 1, c * w, c))
 

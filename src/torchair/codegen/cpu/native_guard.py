@@ -366,7 +366,7 @@ class SameTensor:
 
 
 @dataclass(frozen=True)
-class Same:
+class EqualValue:
     """An argument that must be of the class of `value` and equal to it."""
 
     position: int
@@ -407,7 +407,7 @@ class Table(ctypes.Array):
     _length_ = 0
 
 
-ArgumentRecord = TensorLike | UncheckedTensor | SameTensor | Same
+ArgumentRecord = TensorLike | UncheckedTensor | SameTensor | EqualValue
 
 
 def native_guard(
@@ -455,7 +455,7 @@ def native_guard(
             table[dims_at : dims_at + len(both)] = both
             dims_at += len(both)
     # Not what a tensor is compared with: a user may want its memory back.
-    table.keep_alive = ([r for r in records if isinstance(r, Same)], entries, task)
+    table.keep_alive = ([r for r in records if isinstance(r, EqualValue)], entries, task)
     return _callable(library, table), table
 
 
@@ -475,7 +475,7 @@ def _record(record: ArgumentRecord, mask: int) -> dict[str, int]:
         }
     if isinstance(record, SameTensor):
         return {"kind": ArgumentTest.SAME_TENSOR, **asdict(record)}
-    if isinstance(record, Same):
+    if isinstance(record, EqualValue):
         kind, value = ArgumentTest.EQUAL, id(record.value)
         if type(record.value) is float:
             (bits,) = struct.unpack("q", struct.pack("d", record.value))

@@ -138,7 +138,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Laid:
+class BufferPlaces:
     """Where buffers of some sizes lie."""
 
     sizes: tuple[int, ...]
@@ -161,7 +161,7 @@ class Arena:
         self._apart, self._compact = apart, compact
         self._packing: Packing | None = None
 
-    def place(self, sizes: Sequence[int]) -> Laid:
+    def place(self, sizes: Sequence[int]) -> BufferPlaces:
         """Places as before, as long as that wastes little."""
         placed = [
             Buffer(n, b.first, b.last, -1, b.begin, b.end)
@@ -174,7 +174,7 @@ class Arena:
         elif self._packing is None or (total := self._packing.place(placed)) > most:
             total = place_compactly(placed) if self._compact else place(placed)
             self._packing = Packing(placed)
-        return Laid(tuple(sizes), tuple(b.offset for b in placed), total, floor)
+        return BufferPlaces(tuple(sizes), tuple(b.offset for b in placed), total, floor)
 
 
 def lower_bound(buffers: list[Buffer]) -> int:

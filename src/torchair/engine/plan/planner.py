@@ -26,7 +26,7 @@ from torchair.engine.plan.ending import Ending, OutputLayout, Promises
 from torchair.engine.plan.inputs import Reader
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.shape_family import ShapeFamily, ShapePlan
-from torchair.engine.strides import Meta, Strided, Unfit, same_dims, same_strides
+from torchair.engine.strides import Meta, NoShapeFamily, Strided, same_dims, same_strides
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
 from torchair.fallbacks import Fallback, note
@@ -101,7 +101,11 @@ class Planner:
         except Exception as e:  # which planning for these sizes alone does not meet, or explains
             plan = self.plan(inputs, strides)
             self._failed += 1
-            kind = Fallback.FIXED_PLAN if isinstance(e, Unfit) else Fallback.SHAPE_POLYMORPHIC_PLAN
+            kind = (
+                Fallback.FIXED_PLAN
+                if isinstance(e, NoShapeFamily)
+                else Fallback.SHAPE_POLYMORPHIC_PLAN
+            )
             note(kind, f"{self.graph.name}: other sizes will be planned anew", e)
             return plan
         self._families = [family, *self._families][:_FAMILIES]
@@ -118,7 +122,7 @@ class Planner:
     ) -> ShapeFamily:
         """Plans over GuardedInts for what was read of the inputs; twins are one."""
         if any(self.promises.data[i].shape is None for i in reader.inputs):
-            raise Unfit("inputs may have any number of dims")
+            raise NoShapeFamily("inputs may have any number of dims")
         guards = GuardSet()
         numbers: list[Int] = [guards.variable(n) for n in given]
         for place, twin in reader.twins(given).items():
@@ -141,7 +145,7 @@ def _row_after_row(dims: Sequence[Int], strides: Sequence[Int]) -> Sequence[Int]
     own: Any = contiguous_strides(tuple(dims))  # type: ignore[arg-type]
     if all(is_known(n, 1) or s == w or n == 1 for n, s, w in zip(dims, own, strides, strict=True)):
         return own
-    raise Unfit(f"an input of dims {dims} has strides {strides}")
+    raise NoShapeFamily(f"an input of dims {dims} has strides {strides}")
 
 
 class _PlanBuilder:
@@ -274,7 +278,7 @@ class _PlanBuilder:
             return unknown
         try:
             facts = infer(node, self.fact)
-        except Unfit:
+        except NoShapeFamily:
             raise
         except Exception as e:
             where = node.origin.line if node.origin else "unknown source line"
@@ -293,7 +297,7 @@ class _PlanBuilder:
             dims = layout.each_size(value_of, fact).shape
             known = own.shape is not None and is_static(own.shape)
             if known and dims is not None and tuple(own.shape or ()) != dims:
-                raise Unfit(f"{node.name} has other dims than the graph says")
+                raise NoShapeFamily(f"{node.name} has other dims than the graph says")
 
     def _with_promises(self, value: Value, fact: Fact) -> Fact:
         """What tracing knows of a value, where the rule of its node leaves something open. The type
@@ -536,7 +540,7 @@ class _PlanBuilder:
 
     def _late(self, node: Node, row: Row) -> None:
         if self.traced:
-            raise Unfit(f"the shape of {node.name} is data-dependent")
+            raise NoShapeFamily(f"the shape of {node.name} is data-dependent")
         args = tensor_args(node, row, self.slot.__getitem__)
         self._touch([self.slot[v] for v in node.values()])
         outs = []

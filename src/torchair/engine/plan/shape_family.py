@@ -17,7 +17,7 @@ import torch
 from torchair.codegen.program import Allocation, Native
 from torchair.codegen.sizes import GuardedInt, GuardSet, Recipe
 from torchair.engine.optimize.passes.ordering import Lanes
-from torchair.engine.plan.arena import Laid
+from torchair.engine.plan.arena import BufferPlaces
 from torchair.engine.plan.records import OutputSpec, Plan, Step, picker
 from torchair.engine.plan.streams import schedule_of
 from torchair.engine.strides import Strided, as_tuple, each_size, kernel_of, tensor_of
@@ -71,7 +71,7 @@ class ShapeFamily:
         """A function from what was read of inputs to the values of a plan, None if that is not of
         this family."""
         self._every: Recipe | None = None  # for the numbers of its guard set, row by row
-        self._placement: tuple[PlanValues, Laid] | None = None
+        self._placement: tuple[PlanValues, BufferPlaces] | None = None
         self._lock = Lock()
 
     @property
@@ -94,7 +94,7 @@ class ShapeFamily:
 
     # ---- memory ----
 
-    def placement(self, values: PlanValues) -> Laid:
+    def placement(self, values: PlanValues) -> BufferPlaces:
         """Where buffers lie in a plan: where they lay before, if there is room for them."""
         known, capacity = self._placement, self._varying_sizes(values)
         if known is not None and all(map(int.__le__, capacity, known[0])):
@@ -120,7 +120,7 @@ class ShapeFamily:
             made.append(tensor_of(Fact(fact.dtype, shape(values), known)))
         return made
 
-    def barriers(self, placement: Laid, layout: Any, steps: Sequence[Step]) -> list[int]:
+    def barriers(self, placement: BufferPlaces, layout: Any, steps: Sequence[Step]) -> list[int]:
         """Flags of steps when buffers lie like this."""
         with self._lock:
             self.plan.arrange(placement)

@@ -27,7 +27,7 @@ from torchair.operators.reference import run_node
 _FIXED = ("Const", *INPUTS)
 
 
-class Prepared:
+class FoldedConstants:
     """Frozen values of a graph and those that were computed from them: `tensors` has both, `nodes`
     are those that need not run any more."""
 
@@ -114,7 +114,7 @@ class NativeUnits:
         batch_invariant: bool = False,
     ) -> None:
         self._batch_invariant = batch_invariant
-        self.prepared = Prepared(graph, frozen or {})
+        self.prepared = FoldedConstants(graph, frozen or {})
         self.frozen = self.prepared.tensors
         self._descriptions = descriptions(self.is_constant, batch_invariant)
         served = anchors(target, self._descriptions)
