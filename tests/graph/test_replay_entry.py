@@ -450,10 +450,10 @@ def functions(call: Callable[[], Any]) -> list[str]:
         call()
     finally:
         sys.setprofile(None)
-    if "gate" not in found:
+    if "native_guard" not in found:
         return found
     driver = len(found) - found[::-1].index("_launch") + 1  # what stands in for it
-    return [*found[: found.index("gate") + 1], *found[driver:]]
+    return [*found[: found.index("native_guard") + 1], *found[driver:]]
 
 
 @torch.no_grad()
@@ -465,7 +465,7 @@ def test_a_call_enters_few_functions(there: Host) -> None:
     warm(fast, x)
     there.driver.run = None
     found = functions(lambda: fast(x))
-    assert "again" in found and "gate" in found, "no entry has served it"
+    assert "again" in found and "native_guard" in found, "no entry has served it"
     assert len(found) <= 15, found
     torch._dynamo.reset()
     through = compiled(layers)
@@ -474,7 +474,7 @@ def test_a_call_enters_few_functions(there: Host) -> None:
     found = functions(lambda: through(x))
     mine = found[found.index("is_grad_enabled") :]
     mine = mine[: mine.index("finish") + 2]
-    assert "gate" in mine and len(mine) <= 15, mine
+    assert "native_guard" in mine and len(mine) <= 15, mine
 
 
 @torch.no_grad()

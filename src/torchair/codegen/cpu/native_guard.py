@@ -492,7 +492,7 @@ def _record(record: ArgumentRecord, mask: int) -> dict[str, int]:
 
 def _callable(library: Library, table: Any) -> Callable[..., bool | None]:
     """The native guard over one table as a builtin function of Python."""
-    table.method = _MethodDef(b"gate", _entry(library), _FASTCALL, None)
+    table.method = _MethodDef(b"native_guard", _entry(library), _FASTCALL, None)
     new = ctypes.pythonapi.PyCMethod_New
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
@@ -518,4 +518,4 @@ def _entry(library: Library) -> int:
 
 def guard_kernel() -> Kernel:
     """The code of native guards."""
-    return Kernel.of("gate", guard_text(), ())
+    return Kernel.of("native_guard", guard_text(), ())
