@@ -381,7 +381,7 @@ def range_of(allocation: Allocation) -> Range:
 
 
 def overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
-    """Whether two lots of memory have a byte in common."""
+    """Whether two groups of buffers have a byte in common."""
     for space, first, end in some:
         for space2, first2, end2 in others:
             if space == space2 and first < end2 and first2 < end:
