@@ -429,6 +429,27 @@ def test_the_budget_test_itself():
     assert len(faults("a = 0\n" * (layers.MOST_STATEMENTS + 1))) == 1
 
 
+def without_docstring(tree: ast.Module) -> list[str]:
+    """Public functions and classes of a module without a docstring. Registered functions, such as
+    converters, are described by what they are registered for."""
+    found = [] if ast.get_docstring(tree) else ["the module"]
+    for node in tree.body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        registered = node.decorator_list and not isinstance(node, ast.ClassDef)
+        if not node.name.startswith("_") and not registered and not ast.get_docstring(node):
+            found.append(node.name)
+    return found
+
+
+def test_modules_and_public_names_have_docstrings():
+    files = [f for f in source_files() if not is_in_cuda(f)]
+    found = [f"{f}: {name}" for f in files for name in without_docstring(parsed(f))]
+    assert not found, "\n".join(found)
+    code = '"""A module."""\ndef f(): ...\n@register\ndef g(): ...\ndef _h(): ...\n'
+    assert without_docstring(ast.parse(code)) == ["f"]
+
+
 def nested_conditions(tree: ast.Module) -> list[int]:
     """Lines with a conditional expression that is a part of another one."""
     return [

@@ -175,6 +175,7 @@ class _UnfusedAttention:
 
 
 def check_widths(query: Value, *widths: Any) -> None:
+    """Mismatch where features of a head are unknown, or too many for the kernels."""
     if not all(isinstance(w, int) and w <= _WIDEST_HEAD for w in widths):
         raise Mismatch("its heads are too wide", query)
 
