@@ -10,12 +10,12 @@ Dynamic shapes are planned over GuardedInts. Every decision becomes a guard of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torchair.codegen.program import Allocation, AllocationKind
+from torchair.codegen.program import Allocation, AllocationKind, Native
 from torchair.codegen.sizes import GuardedInt, GuardSet, Int, is_known, value_of
 from torchair.codegen.streams import HOST
 from torchair.engine import strides as layout
@@ -460,15 +460,28 @@ class _PlanBuilder:
             if (row := row_of(node.type)) is not None:
                 self._choose_device(node, row)
             self.facts.update(zip(node.outputs, self._infer(node), strict=True))
-        known = all(self.metas[self.slot[v]] is not None for v in unit.inputs)
-        known = known and self._is_on_device([*unit.inputs, *unit.outputs])
-        if not known or any(self.facts[v].shape is None for v in unit.outputs):
+        if not self._may_be_native(unit):
             return self._one_by_one(unit, inside)
         outs = {v: self._native_meta(unit, v) for v in unit.outputs}
         metas = {v: self.metas[self.slot[v]] for v in unit.inputs} | outs
         call = self.p.natives.emit(unit, self.fact, metas.__getitem__)
         if call is None:
             return self._one_by_one(unit, inside)
+        self._add_native_step(unit, call, outs)
+        self.done.update(inside)
+        return None
+
+    def _may_be_native(self, unit: Unit) -> bool:
+        """Whether layouts of inputs and dims of results are known, and all are on the device."""
+        return (
+            all(self.metas[self.slot[v]] is not None for v in unit.inputs)
+            and all(self.facts[v].shape is not None for v in unit.outputs)
+            and self._is_on_device([*unit.inputs, *unit.outputs])
+        )
+
+    def _add_native_step(self, unit: Unit, call: Native, outs: Mapping[Value, Meta]) -> None:
+        """The step of a kernel, whose results `outs` get memory in the arena."""
+        assert self.p.natives is not None
         slots = [self.slot[v] for v in unit.inputs]
         for slot in slots:
             allocation = self.allocation[slot]
@@ -479,18 +492,15 @@ class _PlanBuilder:
         for allocation in made.values():
             allocation.fixed = True
         call.operands = [self.slot[v] for v in (*unit.inputs, *unit.outputs)]
-        update = self.p.natives.updated(unit)
+        call.pointwise = self.p.natives.is_pointwise(unit)
+        node, update = unit.anchor, self.p.natives.updated(unit)
         if update is not None:
             again = self.p.natives.rereads(unit)
             slots = [self.slot[update], *(s for s in slots if again or s != self.slot[update])]
-            call.copies = True
-        call.pointwise = self.p.natives.is_pointwise(unit)
-        node = unit.group.nodes[-1] if update is not None else unit.anchor
+            call.copies, node = True, unit.group.nodes[-1]
         step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
         step.native, step.also, step.values = call, unit.nodes, list(made)
         self.plan.steps.append(step)
-        self.done.update(inside)
-        return None
 
     def _is_on_device(self, values: Sequence[Value]) -> bool:
         """Whether all values live where kernels run: some of a GPU's graph are on the host."""
