@@ -30,7 +30,7 @@ from torchair.capture import base, exchange
 from torchair.capture.accelerator import Accelerator
 from torchair.capture.cuda import DeviceSubstrate
 from torchair.capture.entered import ReplayEntry
-from torchair.capture.exchange import ExchangedRecording, Recorded, Placeholders
+from torchair.capture.exchange import ExchangedRecording, Placeholders, Recorded
 from torchair.capture.native_replay import ALIGNED
 from torchair.capture.rehearsal import EngineWalk
 from torchair.capture.updates import Updates
