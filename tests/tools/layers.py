@@ -222,9 +222,6 @@ MOST_STATEMENTS = 450
 MOST_STATEMENTS_OF_A_FUNCTION = 40
 MOST_BRANCHES_OF_A_FUNCTION = 24
 
-# Files that may nest conditional expressions.
-NESTED = ("codegen/cuda/matmul/forms.py",)
-
 # Type names that stand for two types, leading underscores apart. All others stand for one.
 SAME_TYPE_NAMES: dict[str, str] = {
     "AclConcreteGraph": "the class of scripts for the original, made from ours",
