@@ -530,7 +530,8 @@ def test_names_have_words_of_the_field():
 
 def test_prose_has_words_of_the_field():
     files = [f for f in source_files() if not is_in_cuda(f)]
-    files += [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [p for p in (ROOT / "docs").glob("*.md") if p.name != "gpu_engine.md"]
+    files += [ROOT / "README.md", *pages]
     pattern = re.compile(rf"\b({'|'.join(layers.PRIVATE_PROSE)})\b", re.IGNORECASE)
     found = [
         f"{file}:{number}: {line.strip()}"
