@@ -279,7 +279,7 @@ def rewrite(graph: Graph, rules: tuple[Any, ...]) -> None:
 
 
 @dataclass
-class Root:
+class Allocation:
     """One piece of memory: input, arena (planned), fresh (a result), torch (the kernel's own)."""
 
     slot: int
@@ -296,48 +296,53 @@ class Root:
 
 @dataclass
 class Plan:
-    roots: list[Root] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
     steps: list[tuple[Node, str, Any, list[int], int]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     arena_size: int = 0
 
 
 def make_plan(graph: Graph) -> Plan:
-    plan, slot, root = Plan(), dict[Value, int](), dict[int, Root]()
+    plan, slot, allocation = Plan(), dict[Value, int](), dict[int, Allocation]()
     for node in graph.nodes:
         now, args, made = len(plan.steps), [slot[v] for v in node.inputs], len(slot)
         for a in args:
-            root[a].last = now
+            allocation[a].last = now
         if node.type == "NetOutput":
             plan.outputs = args
             continue
         row, slot[node.output] = rows[node.type], made
-        kind = "view" if row.view else "out" if row.out else "call"
         if row.view:
-            root[made] = root[args[0]]
+            step, memory = "view", ""
+        elif row.out:
+            step, memory = "out", "arena"
         else:
-            home = "input" if row.kernel is None else "arena" if row.out else "torch"
-            root[made] = Root(made, home, node.output.fact, now, now)
-            plan.roots.append(root[made])
+            step, memory = "call", "input" if row.kernel is None else "torch"
+        if row.view:
+            allocation[made] = allocation[args[0]]
+        else:
+            allocation[made] = Allocation(made, memory, node.output.fact, now, now)
+            plan.allocations.append(allocation[made])
         if row.kernel is not None:
-            plan.steps.append((node, kind, row.kernel(node), args, made))
+            plan.steps.append((node, step, row.kernel(node), args, made))
     for o in plan.outputs:  # results belong to the caller: never arena memory
-        root[o].kind = "fresh" if root[o].kind == "arena" else root[o].kind
-    plan.arena_size = place([r for r in plan.roots if r.kind == "arena"])
+        if allocation[o].kind == "arena":
+            allocation[o].kind = "fresh"
+    plan.arena_size = place([r for r in plan.allocations if r.kind == "arena"])
     return plan
 
 
-def place(roots: list[Root]) -> int:
+def place(allocations: list[Allocation]) -> int:
     """Large ones first, each at the lowest offset that is free while it is alive."""
-    done: list[Root] = []
-    for root in sorted(roots, key=lambda r: -r.size):
-        alive = [r for r in done if r.first <= root.last and root.first <= r.last]
-        root.offset = min(
+    done: list[Allocation] = []
+    for new in sorted(allocations, key=lambda r: -r.size):
+        alive = [r for r in done if r.first <= new.last and new.first <= r.last]
+        new.offset = min(
             start
             for start in [0, *(r.offset + r.size for r in alive)]
-            if all(start + root.size <= r.offset or r.offset + r.size <= start for r in alive)
+            if all(start + new.size <= r.offset or r.offset + r.size <= start for r in alive)
         )
-        done.append(root)
+        done.append(new)
     return max((r.offset + r.size for r in done), default=0)
 
 
@@ -349,12 +354,12 @@ class Program:
         self.plan = plan
         self.arena = torch.empty(plan.arena_size, dtype=torch.uint8)
         self.registers: list[Any] = [None] * (1 + max(made for *_, made in plan.steps))
-        for r in plan.roots:
+        for r in plan.allocations:
             if r.kind == "arena":
                 memory = self.arena[r.offset : r.offset + r.size].view(r.fact.dtype)
                 self.registers[r.slot] = memory[: r.fact.shape.numel()].view(r.fact.shape)
-        self.inputs = [r.slot for r in plan.roots if r.kind == "input"]
-        self.fresh = [r for r in plan.roots if r.kind == "fresh"]
+        self.inputs = [r.slot for r in plan.allocations if r.kind == "input"]
+        self.fresh = [r for r in plan.allocations if r.kind == "fresh"]
 
     def run(self, *args: torch.Tensor) -> list[torch.Tensor]:
         registers = self.registers
@@ -369,7 +374,7 @@ class Program:
         return [registers[o] for o in self.plan.outputs]
 
 
-# ---- pipeline.py and backend.py: the whole compiler on one page, and its door to torch.compile.
+# ---- pipeline.py and backend.py: the whole compiler on one page, and its entry point.
 
 
 def compile_graph(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -380,7 +385,9 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]
     print(f"optimized graph\n{graph.text()}\n")
     plan = make_plan(graph)
     print(f"plan, arena of {plan.arena_size} bytes")
-    where = {r.slot: f"arena + {r.offset}" if r.kind == "arena" else r.kind for r in plan.roots}
+    where = {
+        r.slot: f"arena + {r.offset}" if r.kind == "arena" else r.kind for r in plan.allocations
+    }
     for node, kind, _, args, made in plan.steps:
         print(f"  {kind:5s}{node.name:12s} reads {args}, writes {made}: {where.get(made, kind)}")
     with unset_fake_temporarily():  # tracing is still on, and the arena must be real memory

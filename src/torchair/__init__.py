@@ -133,12 +133,14 @@ def __getattr__(name: str) -> Any:
     """Load what is not needed at import when it is first asked for."""
     if not _begun:
         raise AttributeError(f"the command line has not loaded torchair, which has {name!r}")
-    home = _LAZY.get(name) or f"torchair.{name}"
+    target = _LAZY.get(name) or f"torchair.{name}"
     known = name in _LAZY or name in _MODULES
-    if not known and (name.startswith("__") or not import_module("torchair.old_names").knows(home)):
+    if not known and (
+        name.startswith("__") or not import_module("torchair.old_names").knows(target)
+    ):
         raise AttributeError(f"module 'torchair' has no attribute {name!r}")
-    module = import_module(home)
-    return module if home == f"torchair.{name}" else getattr(module, name)
+    module = import_module(target)
+    return module if target == f"torchair.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -65,8 +65,8 @@ class StoredGraph:
     def to_bytes(self) -> bytes:
         """The content of a file."""
         known = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "graph"}
-        head = json.dumps(known, separators=(",", ":")).encode()
-        body = len(head).to_bytes(8, "little") + head + self.graph
+        header = json.dumps(known, separators=(",", ":")).encode()
+        body = len(header).to_bytes(8, "little") + header + self.graph
         return _MAGIC + _checksum(body) + body
 
     @classmethod

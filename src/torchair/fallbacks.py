@@ -41,7 +41,7 @@ class Fallback(Enum):
     FIXED_PLAN = "fixed_plan", False, "a graph cannot have one plan for all sizes"
     KERNEL = "kernel", True, "a kernel could not be generated or compiled: torch's kernels run"
     NATIVE_CODE = "native_code", True, "there is no native code: torch's kernels run"
-    NATIVE_GATE = "native_gate", False, "arguments are checked in Python: untested versions"
+    NATIVE_GUARD = "native_guard", False, "arguments are checked in Python: untested versions"
     CAPTURE = "capture", False, "a graph cannot be captured: it runs without capture"
     RECORDED_CALLS = "recorded_calls", True, "a graph is recorded call by call"
     REPLAY_COPIES = "replay_copies", False, "a replay copies arguments and results"

@@ -8,10 +8,10 @@ from html import escape
 _CELL = "padding:1px 8px;text-align:{align};white-space:nowrap"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> str:
     """A table whose first `texts` columns and the last one are texts, the others numbers."""
-    last = len(head) - 1
-    aligns = ["left" if k < texts or k == last else "right" for k in range(len(head))]
+    last = len(header) - 1
+    aligns = ["left" if k < texts or k == last else "right" for k in range(len(header))]
 
     def row(tag: str, cells: Sequence[object]) -> str:
         made = "".join(
@@ -21,7 +21,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1)
         return f"<tr>{made}</tr>"
 
     body = "".join(row("td", cells) for cells in rows)
-    return f"<table><thead>{row('th', head)}</thead><tbody>{body}</tbody></table>"
+    return f"<table><thead>{row('th', header)}</thead><tbody>{body}</tbody></table>"
 
 
 def folded(title: str, inside: str, opened: bool = True) -> str:

@@ -16,7 +16,7 @@ LEGACY = "torchair.ascend.legacy"
 _PACKAGES = ("npugraph_ex", "torchair")
 
 
-class _Finder(MetaPathFinder):
+class _LegacyFinder(MetaPathFinder):
     """Stands at the end of the import path, and asks the table for modules of our packages."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -28,8 +28,8 @@ class _Finder(MetaPathFinder):
 
 def install() -> None:
     """Answer for old names from now on."""
-    if not any(isinstance(f, _Finder) for f in sys.meta_path):
-        sys.meta_path.append(_Finder())
+    if not any(isinstance(f, _LegacyFinder) for f in sys.meta_path):
+        sys.meta_path.append(_LegacyFinder())
     put_on_operators()
 
 

@@ -79,7 +79,7 @@ class Handler:
 
 
 @dataclass
-class Look:
+class GraphSnapshot:
     """What is compared before and after a pass: a fingerprint, counts by target and by kind, names
     of nodes, and their lines if changes are kept."""
 
@@ -91,7 +91,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Whole:
+class PassGroup:
     """Passes that the log also tells of together, under a name; `since` is the graph to compare
     with, if that is not the one they are given."""
 
@@ -111,28 +111,32 @@ class PassRunner:
         self.settings = settings
         self.trace = trace
 
-    def run(self, passes: Iterable[Pass] | Whole, graph: Any, context: Any = None) -> None:
+    def run(self, passes: Iterable[Pass] | PassGroup, graph: Any, context: Any = None) -> None:
         """Every enabled pass in order, see `call_pass`."""
         enabled = [p for p in passes if p.enabled(self.settings)]
         if not enabled:
             return
-        first = look = self._look(graph)
+        first = snapshot = self._snapshot(graph)
         start = time.perf_counter()
         for step in enabled:
             if self.trace.full:
                 return
-            look = self._run_one(step, graph, context, look)
-        if isinstance(passes, Whole) and logger.isEnabledFor(logging.DEBUG):
-            self._log_all(passes, first, look, time.perf_counter() - start)
+            snapshot = self._run_one(step, graph, context, snapshot)
+        if isinstance(passes, PassGroup) and logger.isEnabledFor(logging.DEBUG):
+            self._log_all(passes, first, snapshot, time.perf_counter() - start)
 
-    def _log_all(self, passes: Whole, first: Look, last: Look, seconds: float) -> None:
+    def _log_all(
+        self, passes: PassGroup, first: GraphSnapshot, last: GraphSnapshot, seconds: float
+    ) -> None:
         if passes.since is not None:
-            first = self._look(passes.since)
+            first = self._snapshot(passes.since)
         counts = first.counts.total(), last.counts.total()
         record = PassRecord(passes.name, seconds, *counts, changed=first.mark != last.mark)
         logger.debug("%s", difference_text(self.kind.name, record, first, last))
 
-    def _run_one(self, step: Pass, graph: Any, context: Any, before: Look) -> Look:
+    def _run_one(
+        self, step: Pass, graph: Any, context: Any, before: GraphSnapshot
+    ) -> GraphSnapshot:
         start = time.perf_counter()
         mark = before.mark
         if not step.only or not before.counts.keys().isdisjoint(step.only):
@@ -142,7 +146,7 @@ class PassRunner:
         changed = mark != before.mark
         if changed:
             self._verify(step, graph)
-        after = self._look(graph, mark) if changed else before
+        after = self._snapshot(graph, mark) if changed else before
         record = PassRecord(
             step.name, seconds, before.counts.total(), after.counts.total(), changed=changed
         )
@@ -154,9 +158,9 @@ class PassRunner:
         self._log(record, before, after, graph)
         return after
 
-    def _look(self, graph: Any, mark: int | None = None) -> Look:
+    def _snapshot(self, graph: Any, mark: int | None = None) -> GraphSnapshot:
         kinds, wanted = self.kind.kinds, logger.isEnabledFor(logging.DEBUG)
-        return Look(
+        return GraphSnapshot(
             self.kind.fingerprint(graph) if mark is None else mark,
             self.kind.count(graph),
             kinds(graph) if kinds is not None and wanted else None,
@@ -164,7 +168,9 @@ class PassRunner:
             self.kind.lines(graph) if self.trace.changes is not None else [],
         )
 
-    def _change(self, step: Pass, record: PassRecord, before: Look, after: Look) -> Change:
+    def _change(
+        self, step: Pass, record: PassRecord, before: GraphSnapshot, after: GraphSnapshot
+    ) -> Change:
         lines = difflib.unified_diff(before.lines, after.lines, n=1, lineterm="")
         return Change(**vars(record), kind=self.kind.name, about=step.doc, lines=tuple(lines)[2:])
 
@@ -174,7 +180,9 @@ class PassRunner:
         except Exception as e:
             raise GraphError(f"pass {step.name} left an invalid graph: {e}") from e
 
-    def _log(self, record: PassRecord, before: Look, after: Look, graph: Any) -> None:
+    def _log(
+        self, record: PassRecord, before: GraphSnapshot, after: GraphSnapshot, graph: Any
+    ) -> None:
         took, counts = record.seconds * 1e3, f"{record.nodes_before} -> {record.nodes_after}"
         debug_print(2, f"torchair pass {record.name:40s} {took:8.2f} ms {counts} nodes")
         if logger.isEnabledFor(logging.DEBUG):
@@ -184,7 +192,9 @@ class PassRunner:
                 logger.debug("after %s optimization, graph is %s", record.name, shown)
 
 
-def difference_text(kind: str, record: PassRecord, before: Look, after: Look) -> str:
+def difference_text(
+    kind: str, record: PassRecord, before: GraphSnapshot, after: GraphSnapshot
+) -> str:
     """What a pass changed: time, names of nodes, and tables of kinds and of targets."""
     title = f"After {kind} graph pass({record.name}) optimization:"
     if not record.changed:
@@ -212,5 +222,5 @@ def _table(before: Counter[str], after: Counter[str], whole: bool) -> list[str]:
     names = sorted(n for n in before.keys() | after.keys() if whole or before[n] != after[n])
     counts = [("total", before.total(), after.total()), *((n, before[n], after[n]) for n in names)]
     width = max(len(name) for name, _, _ in counts)
-    head = f"  {'name':{width}s} {'cnt(before)':>12s} {'cnt(after)':>12s} {'diff':>6s}"
-    return [head, *(f"  {n:{width}s} {b:12d} {a:12d} {a - b:+6d}" for n, b, a in counts)]
+    columns = f"  {'name':{width}s} {'cnt(before)':>12s} {'cnt(after)':>12s} {'diff':>6s}"
+    return [columns, *(f"  {n:{width}s} {b:12d} {a:12d} {a - b:+6d}" for n, b, a in counts)]

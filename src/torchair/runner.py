@@ -56,8 +56,8 @@ class GmRunner:
             return results
 
 
-def _log_values(head: str, word: str, values: Sequence[Any]) -> None:
-    logger.debug(head)
+def _log_values(title: str, word: str, values: Sequence[Any]) -> None:
+    logger.debug(title)
     for i, x in enumerate(values):
         logger.debug("%s %s: %s", word, i, _summary(x))
 

@@ -27,9 +27,10 @@ from host_memory import ACCELERATOR, over_address
 from tolerance import assert_close, double_copy, tensors, to_double
 from torchair import ge
 from torchair.capture import base, exchange
-from torchair.capture.cuda import Accelerator, DeviceSubstrate
+from torchair.capture.accelerator import Accelerator
+from torchair.capture.cuda import DeviceSubstrate
 from torchair.capture.entered import ReplayEntry
-from torchair.capture.exchange import ExchangedRecording, Recorded, StandIns
+from torchair.capture.exchange import ExchangedRecording, Placeholders, Recorded
 from torchair.capture.native_replay import ALIGNED
 from torchair.capture.rehearsal import EngineWalk
 from torchair.capture.updates import Updates
@@ -108,17 +109,17 @@ class Calls:
     def __init__(self, updated: torch.Tensor | None = None, **options: Any) -> None:
         self.run = Run(COUNT, **options)
         size = 4 * COUNT
-        stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [size] * 3)
-        places = [(stand_ins.pieces(0)[k].second, size) for k in (1, 2)]
+        placeholders = Placeholders(ACCELERATOR, torch.device("cpu"), [size] * 3)
+        places = [(placeholders.pieces(0)[k].second, size) for k in (1, 2)]
         shape = (ROWS, COLUMNS)
         sources = [
             base.Pooled(0, torch.float32, shape, (COLUMNS, 1)),
             base.Pooled(0, torch.float32, (COLUMNS,), (1,), offset=COLUMNS),
             base.Pooled(1, torch.float32, shape, (COLUMNS, 1)),
         ]
-        self.stand_ins = stand_ins
+        self.placeholders = placeholders
         found: Any = SimpleNamespace(sources=sources, places=places, constants=[], storages=[])
-        made: Any = Recorded(None, self.run, found, stand_ins.sizes, {0: 1, 1: 2})  # type: ignore[arg-type]
+        made: Any = Recorded(None, self.run, found, placeholders.sizes, {0: 1, 1: 2})  # type: ignore[arg-type]
         mutated = () if updated is None else (1,)
         args = [aligned(), *([] if updated is None else [updated])]
         kinds = base.ArgumentKinds((), (0,), mutated)
@@ -328,7 +329,7 @@ def test_arguments_that_no_kernel_shows_are_copied(monkeypatch: pytest.MonkeyPat
     """The others are read where they are."""
     captures, asked = substrate(monkeypatch, torch.Generator()), list[int]()
 
-    def recorded(record: Any, stand_ins: StandIns, arguments: int, draws: bool) -> None:
+    def recorded(record: Any, placeholders: Placeholders, arguments: int, draws: bool) -> None:
         asked.append(arguments)
         if arguments == 3:
             raise exchange.UnseenPieces([1])
@@ -355,7 +356,7 @@ def test_arguments_that_no_kernel_shows_are_copied(monkeypatch: pytest.MonkeyPat
 def test_results_that_no_kernel_shows_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     captures = substrate(monkeypatch, torch.Generator())
 
-    def recorded(record: Any, stand_ins: StandIns, arguments: int, draws: bool) -> None:
+    def recorded(record: Any, placeholders: Placeholders, arguments: int, draws: bool) -> None:
         raise exchange.UnseenPieces([0, 1])
 
     monkeypatch.setattr(exchange, "recorded", recorded)

@@ -15,7 +15,7 @@ import torch
 
 from host_memory import ACCELERATOR
 from torchair.capture import exchange
-from torchair.capture.exchange import ALIGNED, StandIns
+from torchair.capture.exchange import ALIGNED, Placeholders
 from torchair.codegen.cuda import graphs
 from torchair.codegen.cuda.driver import DriverError
 from torchair.codegen.cuda.graphs import (
@@ -327,28 +327,28 @@ def test_copies_from_the_host_are_refused(driver: Any) -> None:
 
 
 def test_stand_ins_are_apart_in_both_places() -> None:
-    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [100, 0, 512, 7])
-    here, there = stand_ins.pieces(0), stand_ins.pieces(1)
+    placeholders = Placeholders(ACCELERATOR, torch.device("cpu"), [100, 0, 512, 7])
+    here, there = placeholders.pieces(0), placeholders.pieces(1)
     for a, b in zip(here, there, strict=True):
         assert (a.first, a.second) == (b.second, b.first) and a.first != a.second
     spans = sorted((p.first, p.first + p.size) for p in here)
     assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))
     assert all(p.first % ALIGNED == 0 and p.second % ALIGNED == 0 for p in here)
-    assert stand_ins.storage(2, 1).data_ptr() == there[2].second
-    assert stand_ins.number_at(there[3].second, 1) == 3
-    assert stand_ins.number_at(there[3].second, 0) is None
+    assert placeholders.storage(2, 1).data_ptr() == there[2].second
+    assert placeholders.number_at(there[3].second, 1) == 3
+    assert placeholders.number_at(there[3].second, 0) is None
 
 
 def test_distances_between_pieces_are_no_constants() -> None:
     """A kernel that is given one would go on from a moved piece by the old distance."""
-    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [4096] * 3)
+    placeholders = Placeholders(ACCELERATOR, torch.device("cpu"), [4096] * 3)
     for one, other in itertools.permutations(range(3), 2):
         before, after = (
             [kernel(at[one].second, at[other].second, (at[other].second - at[one].second) % 2**64)]
-            for at in map(stand_ins.pieces, (0, 1))
+            for at in map(placeholders.pieces, (0, 1))
         )
         with pytest.raises(DriverError, match="in word 2"):
-            moved(after, [before], stand_ins.pieces(1))
+            moved(after, [before], placeholders.pieces(1))
 
 
 class Nodes:
@@ -357,11 +357,11 @@ class Nodes:
     def __init__(
         self,
         monkeypatch: pytest.MonkeyPatch,
-        stand_ins: StandIns,
+        placeholders: Placeholders,
         given: Callable[[int, int], int],
     ) -> None:
         self.recordings = 0
-        self._stand_ins, self._given = stand_ins, given
+        self._stand_ins, self._given = placeholders, given
         monkeypatch.setattr(exchange, "nodes_of", self._nodes)
         monkeypatch.setattr(exchange, "ExecutableGraph", self._executable)
 
@@ -393,40 +393,40 @@ class Nodes:
 def test_recording_is_repeated_until_it_is_understood(
     monkeypatch: pytest.MonkeyPatch, given: Callable[[int, int], int], recordings: int
 ) -> None:
-    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 0])
-    nodes = Nodes(monkeypatch, stand_ins, given)
-    made: Any = exchange.recorded(nodes.record, stand_ins, 1)
+    placeholders = Placeholders(ACCELERATOR, torch.device("cpu"), [8, 0])
+    nodes = Nodes(monkeypatch, placeholders, given)
+    made: Any = exchange.recorded(nodes.record, placeholders, 1)
     assert nodes.recordings == recordings
-    assert made.run.graph == stand_ins.pieces(int(recordings < 4))[0].second
+    assert made.run.graph == placeholders.pieces(int(recordings < 4))[0].second
     assert made.run.patches == [Patch(0, 0, 0, 0)]
     assert made.groups == {2: 1}  # the first group is in the pool, the second is the argument
 
 
 def test_pieces_are_given_back_when_a_graph_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, as they are as large as all arguments and results: not when garbage is collected."""
-    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 0])
-    nodes = Nodes(monkeypatch, stand_ins, lambda turn, address: 0x700000 + 512 * turn)
-    block = weakref.ref(stand_ins._block)
+    placeholders = Placeholders(ACCELERATOR, torch.device("cpu"), [8, 0])
+    nodes = Nodes(monkeypatch, placeholders, lambda turn, address: 0x700000 + 512 * turn)
+    block = weakref.ref(placeholders._block)
     with no_garbage_collection():
-        made = exchange.recorded(nodes.record, stand_ins, 1)
+        made = exchange.recorded(nodes.record, placeholders, 1)
         assert nodes.recordings > 2 and made.run.patches
         monkeypatch.undo()  # who has exchanged functions holds on to what they are bound to
-        del stand_ins, nodes
+        del placeholders, nodes
         assert block() is None
 
 
 def test_a_piece_that_no_argument_shows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel may find its address in memory."""
-    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 8])
-    nodes = Nodes(monkeypatch, stand_ins, lambda turn, address: 5)
+    placeholders = Placeholders(ACCELERATOR, torch.device("cpu"), [8, 8])
+    nodes = Nodes(monkeypatch, placeholders, lambda turn, address: 5)
     with pytest.raises(DriverError, match="piece 1"):
-        exchange.recorded(nodes.record, stand_ins, 1)
+        exchange.recorded(nodes.record, placeholders, 1)
 
 
 def test_a_graph_that_is_not_understood_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a number that follows from an address."""
-    stand_ins = StandIns(ACCELERATOR, torch.device("cpu"), [8, 8])
-    nodes = Nodes(monkeypatch, stand_ins, lambda turn, address: address >> 4)
+    placeholders = Placeholders(ACCELERATOR, torch.device("cpu"), [8, 8])
+    nodes = Nodes(monkeypatch, placeholders, lambda turn, address: address >> 4)
     with pytest.raises(DriverError, match="no known reason"):
-        exchange.recorded(nodes.record, stand_ins, 1)
+        exchange.recorded(nodes.record, placeholders, 1)
     assert nodes.recordings > 2

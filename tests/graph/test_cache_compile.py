@@ -591,12 +591,12 @@ def test_a_plan_from_a_file_runs_as_any_other(
     with torch.no_grad():
         expected = model.plain(x)
     same(call(x), expected)
-    assert isinstance(_runner(call), ReadyCall) and call._quick == call._slowly
+    assert isinstance(_runner(call), ReadyCall) and call._fast_path == call._usual_path
     for _ in range(3):
         same(call(x), expected)
-    assert call._quick != call._slowly  # one native call by now
+    assert call._fast_path != call._usual_path  # one native call by now
     with ThreadPoolExecutor(4) as pool:
-        for got in pool.map(call._slowly, [x] * 16):
+        for got in pool.map(call._usual_path, [x] * 16):
             same(got, expected)
     with torch.profiler.profile() as seen:
         same(call(x), expected)
@@ -784,7 +784,7 @@ dynamic = sys.argv[3] == "True"
 call = cache_compile(Net().forward, config=config, cache_dir=sys.argv[1], dynamic=dynamic)
 there = call.path.exists()
 values = [call(x).tolist() for _ in range(4)][-1]
-print(json.dumps([there, values, list(sys.modules), call._quick != call._slowly]))
+print(json.dumps([there, values, list(sys.modules), call._fast_path != call._usual_path]))
 """
 
 TRACERS = {

@@ -59,8 +59,8 @@ def frozen():
     return config
 
 
-def is_quick(compiled):
-    return compiled._quick != compiled._slowly
+def takes_fast_path(compiled):
+    return compiled._fast_path != compiled._usual_path
 
 
 def test_calls_are_eagers_slowly_and_quickly():
@@ -70,7 +70,7 @@ def test_calls_are_eagers_slowly_and_quickly():
         for _ in range(4):
             x = torch.randn(4, 6)
             same(compiled(x), model(x))
-        assert is_quick(compiled)
+        assert takes_fast_path(compiled)
     first, second = compiled(x), compiled(x)
     assert first[0].data_ptr() != second[0].data_ptr()  # results belong to the caller
     assert compiled.first is model.first
@@ -85,7 +85,7 @@ def test_parameters_are_read_as_they_are(config):
     def check():
         for _ in range(3):
             same(compiled(x), model(x))
-        assert is_quick(compiled)
+        assert takes_fast_path(compiled)
 
     with torch.no_grad():
         check()
@@ -359,7 +359,7 @@ def test_arguments_are_updated_in_place_and_views_are_views():
         cache, twin, x = torch.ones(4, 2), torch.ones(4, 2), torch.randn(2, 2)
         same(compiled(cache, x), write(twin, x))
         same(cache, twin)
-    assert is_quick(compiled)
+    assert takes_fast_path(compiled)
     half = torchair.compile(lambda x: x[:2], torch.zeros(4))
     given = torch.zeros(4)
     half(given).add_(1)
@@ -449,7 +449,7 @@ def test_an_updated_argument_inside_of_a_weight_is_as_eager_has_it():
     with torch.no_grad():
         for _ in range(4):
             same(compiled(x, x, torch.zeros(3)), twin(x, x, torch.zeros(3)))
-        assert is_quick(compiled)
+        assert takes_fast_path(compiled)
         with pytest.warns(UserWarning, match=r"updates z, and .* z shares memory with weight"):
             got = compiled(x, x, model.weight[1])
         same(got, twin(x, x, twin.weight[1]))
@@ -512,7 +512,7 @@ def test_memory_is_told_and_handed_in():
     with torch.no_grad():
         for _ in range(3):
             same(compiled(x), model(x))
-        assert is_quick(compiled)
+        assert takes_fast_path(compiled)
         compiled.update_graph_feature_memory_base(block)
         for _ in range(3):
             block.zero_()
@@ -843,7 +843,7 @@ def test_a_module_within_a_model_is_compiled_in_place():
     for _ in range(5):
         x = torch.randn(4, 6)
         same(model(x), eager(x))
-    assert is_quick(model[0].forward) and len(seen) == 5
+    assert takes_fast_path(model[0].forward) and len(seen) == 5
     assert model.state_dict().keys() == eager.state_dict().keys()
     other = nn.Sequential(Doubling(), nn.ReLU(), Doubling()).eval()
     for m in (model, eager):

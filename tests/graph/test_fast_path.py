@@ -76,7 +76,7 @@ def ready(compiled, model, x, calls=6):
 def served(path):
     """Calls that the native guard has taken since it was asked last."""
     assert path._entry is not None
-    return path._entry.guarded.settle()
+    return path._entry.guarded.take_hits()
 
 
 @pytest.mark.filterwarnings("ignore:frozen_parameter")

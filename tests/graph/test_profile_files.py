@@ -20,12 +20,12 @@ from torchair.ascend.emulate.profiles.communication import (
 )
 from torchair.ascend.emulate.profiles.events import Profile, read
 from torchair.ascend.emulate.profiles.output import analyse, save
-from torchair.ascend.emulate.profiles.recording import Work
+from torchair.ascend.emulate.profiles.recording import KernelRecord
 from torchair.store import csv_bytes
 
 GROUP = "tag=;rank_list=0,1,3"
 MEGABYTE = 1024 * 1024
-TALK = Work(
+TALK = KernelRecord(
     "HcomAllReduce",
     "COMMUNICATION",
     ["all_reduce"],
@@ -33,7 +33,7 @@ TALK = Work(
     graph="graph_7",
     group=GROUP,
 )
-SEND = Work("HcomSend", "COMMUNICATION", ["send"], [("BF16", [500_000])])
+SEND = KernelRecord("HcomSend", "COMMUNICATION", ["send"], [("BF16", [500_000])])
 
 
 def moment(time: float, piece: int, size: int, total: int) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from profile_tools import BASE, PRODUCT, WORKER, host, kernel
 from torchair.ascend.emulate.profiles import output
 from torchair.ascend.emulate.profiles.events import NO_GRAPH, Profile, read, stacks
 from torchair.ascend.emulate.profiles.output import analyse, save, trace_view, write_output
-from torchair.ascend.emulate.profiles.recording import Marks, Work, of_call
+from torchair.ascend.emulate.profiles.recording import KernelRecord, Marks, of_call
 from torchair.store import csv_bytes
 
-TALK = Work("HcomAllReduce", "COMMUNICATION", ["all_reduce"], graph="graph_7")
+TALK = KernelRecord("HcomAllReduce", "COMMUNICATION", ["all_reduce"], graph="graph_7")
 EAGER = of_call("aten::add", [torch.ones(2, 2), 1], {}, torch.ones(2, 2, dtype=torch.float64))
 
 

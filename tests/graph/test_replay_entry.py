@@ -26,7 +26,7 @@ from torchair.capture.native_replay import (
     FREE,
     LOOKED_AT,
     REFUSED,
-    Argument,
+    CallArgument,
     NativeReplay,
 )
 from torchair.codegen.cuda.graphs import ExecutableGraph, Patch
@@ -67,7 +67,7 @@ def replay(
     run = executable(driver, len(kinds), nodes)
     table = run.table()
     assert table is not None
-    pieces = [Argument(64, kind) for kind in kinds]
+    pieces = [CallArgument(64, kind) for kind in kinds]
     bound = (ctypes.c_int64 * len(kinds))()
     return NativeReplay(table, pieces, bound, updated, faults, run)
 
@@ -82,7 +82,7 @@ def test_only_kernels_of_what_moved_get_new_arguments() -> None:
     run._enter = lambda: None
     table = run.table()
     assert table is not None
-    pieces, bound = [Argument(8, FREE)] * 2, (ctypes.c_int64 * 2)()
+    pieces, bound = [CallArgument(8, FREE)] * 2, (ctypes.c_int64 * 2)()
     native = NativeReplay(table, pieces, bound, (), (), run)
     native.given[:] = [256, 512]
     assert native.run() == 0 and driver.updates == [1, 2]
@@ -113,7 +113,7 @@ def test_it_exchanges_what_python_exchanges() -> None:
         table = runs[1].table()
         assert table is not None
         bound = (ctypes.c_int64 * 4)()
-        native = NativeReplay(table, [Argument(64, FREE)] * 4, bound, (), (), runs[1])
+        native = NativeReplay(table, [CallArgument(64, FREE)] * 4, bound, (), (), runs[1])
         before = [0] * 4
         for _ in range(6):
             wanted = [rng.choice([b or 4096, rng.randrange(2**40)]) for b in before]
@@ -240,17 +240,17 @@ def test_a_driver_that_refuses_once(there: Host) -> None:
     entry = substrate.made._entries[0]
     there.driver.refuses = {"set"}
     replayed = entry.replay
-    status = replayed.settle
+    status = replayed.take_status
 
-    def settle() -> int:
+    def take_status() -> int:
         there.driver.refuses = set()  # well again when the usual path asks
         return status()
 
-    replayed.settle = settle
+    replayed.take_status = take_status
     y = aligned(8, 4)
     equal(alone(there, lambda: fast(y), 0), layers(y))
     assert not substrate.copied
-    del replayed.settle
+    del replayed.take_status
     z = aligned(8, 4)
     equal(fast(z), layers(z))
     there.driver.refuses = {"set"}
@@ -450,10 +450,10 @@ def functions(call: Callable[[], Any]) -> list[str]:
         call()
     finally:
         sys.setprofile(None)
-    if "gate" not in found:
+    if "native_guard" not in found:
         return found
     driver = len(found) - found[::-1].index("_launch") + 1  # what stands in for it
-    return [*found[: found.index("gate") + 1], *found[driver:]]
+    return [*found[: found.index("native_guard") + 1], *found[driver:]]
 
 
 @torch.no_grad()
@@ -465,7 +465,7 @@ def test_a_call_enters_few_functions(there: Host) -> None:
     warm(fast, x)
     there.driver.run = None
     found = functions(lambda: fast(x))
-    assert "again" in found and "gate" in found, "no entry has served it"
+    assert "again" in found and "native_guard" in found, "no entry has served it"
     assert len(found) <= 15, found
     torch._dynamo.reset()
     through = compiled(layers)
@@ -474,7 +474,7 @@ def test_a_call_enters_few_functions(there: Host) -> None:
     found = functions(lambda: through(x))
     mine = found[found.index("is_grad_enabled") :]
     mine = mine[: mine.index("finish") + 2]
-    assert "gate" in mine and len(mine) <= 15, mine
+    assert "native_guard" in mine and len(mine) <= 15, mine
 
 
 @torch.no_grad()

@@ -401,7 +401,7 @@ def test_a_hook_of_an_import_is_called_when_that_succeeds(tmp_path, monkeypatch)
 
 # What stays, each with its reason in docs/architecture.md: when it begins, and how it is seen.
 _STAYS = {
-    "finders": ["_Finder"],
+    "finders": ["_LegacyFinder"],
     "remaps": ["_all_gather_base", "all_gather_into_tensor", "all_to_all", "broadcast"],
 }
 

@@ -113,12 +113,12 @@ def test_what_cannot_be_checked_is_not_right(monkeypatch):
 
 
 def test_replays_that_write_into_earlier_results_are_found(monkeypatch):
-    settled = CaptureOptions.settled
+    resolved = CaptureOptions.resolved
 
     def shared(*args: Any, **kwargs: Any) -> Any:  # nobody asked for it
-        return dataclasses.replace(settled(*args, **kwargs), share_results=True)
+        return dataclasses.replace(resolved(*args, **kwargs), share_results=True)
 
-    monkeypatch.setattr(CaptureOptions, "settled", shared)
+    monkeypatch.setattr(CaptureOptions, "resolved", shared)
     report = torchair.verify(lambda x: x * 2, torch.randn(3), mode="reduce-overhead")
     (finding,) = report.findings
     assert finding.stage is Author.REPLAY and "earlier" in finding.culprit, str(report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torchair.ascend.emulate.profiles.recording import Work
+from torchair.ascend.emulate.profiles.recording import KernelRecord
 
 BASE = 1_700_000_000_123_456_000  # nanoseconds
 
@@ -27,7 +27,7 @@ def host(name: str, begin: float, end: float, kind: str = "cpu_op", **args: Any)
 
 
 def kernel(
-    work: Work, begin: float, end: float, stream: int = 0, thread: int = HOST
+    work: KernelRecord, begin: float, end: float, stream: int = 0, thread: int = HOST
 ) -> dict[str, Any]:
     where = {"device": 0, "stream": stream, "caller": HOST, "thread": thread, "threads": 2}
     return {
@@ -42,7 +42,7 @@ def kernel(
     }
 
 
-PRODUCT = Work(
+PRODUCT = KernelRecord(
     "MatMulV2+Relu",
     "AI_CORE",
     ["MatMulV2_1", "Relu_1"],

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from torchair.codegen.cpu.native_guard import ANY, DictEntry, Same, TensorLike, native_guard
+from torchair.codegen.cpu.native_guard import ANY, DictEntry, EqualValue, TensorLike, native_guard
 from torchair.codegen.cpu.target import cpu
 from torchair.deploy.guards import Condition, Expected, Guards, ValueSpec
 
@@ -29,15 +29,15 @@ OTHERS = {
 }
 
 
-def gate_of(*records, entries=()):
+def guard_of(*records, entries=()):
     made = native_guard(cpu().library, len(records), records, entries)
     assert made is not None, "this torch and this Python are known"
     return made[0]
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_a_gate_and_its_python_twin_refuse_another(kind):
-    native = gate_of(TensorLike(0, X, (2, 3), (3, 1)))
+def test_a_guard_and_its_python_twin_refuse_another(kind):
+    native = guard_of(TensorLike(0, X, (2, 3), (3, 1)))
     guards = Guards([Expected.of("x", X)])
     assert native(X) is True and native(X + 1) is True
     assert native(OTHERS[kind]) is False
@@ -47,7 +47,7 @@ def test_a_gate_and_its_python_twin_refuse_another(kind):
 
 
 def test_what_makes_no_difference_passes():
-    native = gate_of(TensorLike(0, X, (2, 3), (3, 1)))
+    native = guard_of(TensorLike(0, X, (2, 3), (3, 1)))
     with torch.no_grad():
         assert native(OTHERS["gradient"]) is True  # nobody records
     with torch.inference_mode():
@@ -55,7 +55,7 @@ def test_what_makes_no_difference_passes():
     assert native(torch.nn.Parameter(X, requires_grad=False)) is True
     assert native(torch.zeros(9)[3:].view(2, 3)) is True
     assert native() is False and native(X, X) is False
-    row = gate_of(TensorLike(0, torch.zeros(1, 3), (1, 3), (ANY, 1)))
+    row = guard_of(TensorLike(0, torch.zeros(1, 3), (1, 3), (ANY, 1)))
     assert row(torch.zeros(2, 3)[:1]) is True and row(torch.zeros(1, 3).as_strided((1, 3), (9, 1)))
 
 
@@ -72,7 +72,7 @@ def test_what_makes_no_difference_passes():
     ],
 )
 def test_numbers_and_texts_are_compared_by_class_and_value(value, others):
-    native, guards = gate_of(Same(0, value)), Guards([ValueSpec("n", value)])
+    native, guards = guard_of(EqualValue(0, value)), Guards([ValueSpec("n", value)])
     same = type(value)(repr(value)) if isinstance(value, int | float) and value != 1 else value
     if isinstance(value, bool):
         same = value
@@ -85,13 +85,13 @@ def test_numbers_and_texts_are_compared_by_class_and_value(value, others):
 def test_entries_see_parameters_replaced_moved_and_removed():
     model = torch.nn.Linear(3, 3)
     entry = DictEntry(model._parameters, "weight", model.weight)
-    native = gate_of(entries=[entry])
+    native = guard_of(entries=[entry])
     with torch.no_grad():
         model.weight.add_(1)
     assert native() is True  # written to in place
     model.weight.data = torch.zeros(3, 3)
     assert native() is False
-    native = gate_of(entries=[DictEntry(model._parameters, "weight", model.weight)])
+    native = guard_of(entries=[DictEntry(model._parameters, "weight", model.weight)])
     model.weight = torch.nn.Parameter(torch.zeros(3, 3))
     assert native() is False
     del model.weight
@@ -163,8 +163,8 @@ def test_a_power_from_a_file_is_no_long_number():
         Condition("n**n**n**n").value({"n": 9})
 
 
-def test_gates_serve_several_threads():
-    native = gate_of(TensorLike(0, X, (2, 3), (3, 1)))
+def test_guards_serve_several_threads():
+    native = guard_of(TensorLike(0, X, (2, 3), (3, 1)))
     wrong = []
 
     def ask():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
 import textwrap
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -425,6 +427,123 @@ def test_the_budget_test_itself():
     dense = faults(f"def f(a):\n    return {tests}\n")
     assert dense == [f"{file}: f has {layers.MOST_BRANCHES_OF_A_FUNCTION + 1} branches"]
     assert len(faults("a = 0\n" * (layers.MOST_STATEMENTS + 1))) == 1
+
+
+def without_docstring(tree: ast.Module) -> list[str]:
+    """Public functions and classes of a module without a docstring. Registered functions, such as
+    converters, are described by what they are registered for."""
+    found = [] if ast.get_docstring(tree) else ["the module"]
+    for node in tree.body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        registered = node.decorator_list and not isinstance(node, ast.ClassDef)
+        if not node.name.startswith("_") and not registered and not ast.get_docstring(node):
+            found.append(node.name)
+    return found
+
+
+def test_modules_and_public_names_have_docstrings():
+    files = [f for f in source_files() if not is_in_cuda(f)]
+    found = [f"{f}: {name}" for f in files for name in without_docstring(parsed(f))]
+    assert not found, "\n".join(found)
+    code = '"""A module."""\ndef f(): ...\n@register\ndef g(): ...\ndef _h(): ...\n'
+    assert without_docstring(ast.parse(code)) == ["f"]
+
+
+def nested_conditions(tree: ast.Module) -> list[int]:
+    """Lines with a conditional expression that is a part of another one."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.IfExp)
+        and any(isinstance(x, ast.IfExp) for x in (node.test, node.body, node.orelse))
+    ]
+
+
+def test_conditional_expressions_are_not_nested():
+    files = [f for f in source_files() if not is_in_cuda(f)]
+    found = [f"{f}:{line}" for f in files for line in nested_conditions(parsed(f))]
+    assert not found, "write an if statement:\n" + "\n".join(found)
+    assert nested_conditions(ast.parse("a\nx = 1 if a else 2 if b else 3")) == [2]
+
+
+def type_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names of types in a file with what each stands for: a class for itself, aliases of the same
+    type for one. A private name counts as the public one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_"), f"class in line {node.lineno}"
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and re.match("_?[A-Z]+[a-z]", target.id):
+                yield target.id.lstrip("_"), ast.unparse(node.value)
+
+
+def double_type_names(package: Path = PACKAGE) -> dict[str, list[str]]:
+    """Type names with several meanings, and the files that have them."""
+    files: dict[str, list[str]] = {}
+    meanings: dict[str, set[str]] = {}
+    for file in source_files(package):
+        for name, meaning in type_names(parsed(file)):
+            own = f"{file}: {meaning}" if meaning.startswith("class") else meaning
+            meanings.setdefault(name, set()).add(own)
+            files.setdefault(name, []).append(file.relative_to(package).as_posix())
+    return {name: files[name] for name, several in meanings.items() if len(several) > 1}
+
+
+def test_a_type_name_has_one_meaning():
+    found = double_type_names()
+    new = {name: files for name, files in found.items() if name not in layers.SAME_TYPE_NAMES}
+    assert not new, f"rename one of each: {new}"
+    assert not layers.SAME_TYPE_NAMES.keys() - found.keys(), "take these out of SAME_TYPE_NAMES"
+
+
+def test_the_test_of_type_names_itself(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "a.py").write_text("class Work: ...\nTensor = torch.Tensor\n_Other = int | str\n")
+    (package / "b.py").write_text("class _Work: ...\n_Tensor = torch.Tensor\nOther: Any = int\n")
+    assert double_type_names(package) == {"Work": ["a.py", "b.py"], "Other": ["a.py", "b.py"]}
+
+
+def words_of(name: str) -> list[str]:
+    """The words of an identifier, in lower case."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+
+
+def private_words(text: str) -> Iterator[str]:
+    """Identifiers in Python code with a word that only we would understand."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME and token.string not in layers.WORDS_LEFT:
+            for word in set(words_of(token.string)) & layers.PRIVATE_WORDS.keys():
+                hint = layers.PRIVATE_WORDS[word]
+                yield f"{token.start[0]}: {token.string} has the word {word!r}; say {hint}"
+
+
+def test_names_have_words_of_the_field():
+    files = [f for f in source_files() if not is_in_cuda(f)]
+    found = [f"{f}:{fault}" for f in files for fault in private_words(f.read_text("utf-8"))]
+    assert not found, "\n".join(found)
+    assert len(list(private_words("HeldErrors = a_room(cache_home).unsettled"))) == 2
+
+
+def test_prose_has_words_of_the_field():
+    files = [f for f in source_files() if not is_in_cuda(f)]
+    pages = [p for p in (ROOT / "docs").glob("*.md") if p.name != "gpu_engine.md"]
+    files += [ROOT / "README.md", *pages]
+    pattern = re.compile(rf"\b({'|'.join(layers.PRIVATE_PROSE)})\b", re.IGNORECASE)
+    found = [
+        f"{file}:{number}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def is_in_cuda(file: Path) -> bool:
+    return file.is_relative_to(PACKAGE / "codegen" / "cuda")
 
 
 def test_no_machine_paths_or_package_hosts():

@@ -14,7 +14,7 @@ from torch import nn
 
 import torchair
 from torchair.codegen.cpu import layouts
-from torchair.codegen.cpu.native_guard import Same, TensorLike, native_guard
+from torchair.codegen.cpu.native_guard import EqualValue, TensorLike, native_guard
 from torchair.codegen.cpu.target import cpu
 from torchair.deploy.guards import argument_guard
 from torchair.engine.run.frozen import FrozenTensors
@@ -97,7 +97,7 @@ def test_calls_in_python(frozen: bool, dynamic: bool, monkeypatch: pytest.Monkey
         fast = torchair.compile(
             model, torch.randn(3, 8), config=config, dynamic=dynamic, on_mismatch="recompile"
         )
-    assert argument_guard(1, [Same(0, 3)]) is None
+    assert argument_guard(1, [EqualValue(0, 3)]) is None
 
     def check(*args: Any) -> None:
         torch.testing.assert_close(fast(*args), model(*args), rtol=1e-4, atol=1e-5)
@@ -122,7 +122,7 @@ def test_what_is_held_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROBES, "0")
     a, b = torch.randn(40, 50), torch.randn(3)
     held = FrozenTensors({0: a, 1: b}, 2, copied=[0])
-    assert held.kept([a, b]) is None
+    assert held.same_tensors([a, b]) is None
     assert held.same([a, b]) and not held.same([b, a])
     a.data[17, 23] += 1
     assert not all(held.same([a, b]) for _ in range(held.contents.calls))  # type: ignore[union-attr]

@@ -12,8 +12,8 @@ from weakref import finalize
 import pytest
 import torch
 
-from torchair.capture import cuda
-from torchair.capture.cuda import Accelerator, StreamOrder
+from torchair.capture import accelerator
+from torchair.capture.accelerator import Accelerator, StreamOrder
 from torchair.codegen.cuda import run
 from torchair.engine.run.executor import side_by_side
 
@@ -48,8 +48,8 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     known = threading.local()
-    monkeypatch.setattr(cuda, "enter_context", lambda: setattr(known, "has", True))
-    monkeypatch.setattr(cuda, "has_context", lambda: getattr(known, "has", False))
+    monkeypatch.setattr(accelerator, "enter_context", lambda: setattr(known, "has", True))
+    monkeypatch.setattr(accelerator, "has_context", lambda: getattr(known, "has", False))
     return Device()
 
 

@@ -98,6 +98,6 @@ def _missing() -> list[str]:
     return ["## Not written", "", *_markdown(("operator", "why"), rows), ""]
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]

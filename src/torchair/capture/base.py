@@ -377,9 +377,9 @@ def _part(number: int, source: Pooled, begin: int) -> Callable[[Any], torch.Tens
 
 def _empty_like(source: Pooled, device: torch.device) -> Callable[[], torch.Tensor]:
     shape, strides, dtype = source.shape, source.strides, source.dtype
-    quick: Any = empty_strided_cuda
-    if quick is not None and device.type == "cuda" and torch.cuda.device_count() == 1:
-        return partial(quick, shape, strides, dtype)  # it knows the current device only
+    fast_empty: Any = empty_strided_cuda
+    if fast_empty is not None and device.type == "cuda" and torch.cuda.device_count() == 1:
+        return partial(fast_empty, shape, strides, dtype)  # it knows the current device only
     return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 

@@ -164,7 +164,7 @@ class FixedRecording(base.PooledRecording):
         program, block = self._program, self._block
         tensors = self._pick(args)
         if self._pinned or not self._guards.check(*tensors):
-            tensors = [self._settled(n, t) for n, t in enumerate(tensors)]
+            tensors = [self._in_layout(n, t) for n, t in enumerate(tensors)]
         low, high, given = block.address, block.end, program.given
         for n, (word, tensor) in enumerate(zip(self._words, tensors, strict=True)):
             address = tensor.data_ptr()
@@ -176,7 +176,7 @@ class FixedRecording(base.PooledRecording):
             else:
                 given[word] = address
 
-    def _settled(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+    def _in_layout(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in the captured layout."""
         first = self._asides[number] if self._pinned else None
         if first is not None:

@@ -17,164 +17,37 @@ On an NPU this has not been run yet.
 from __future__ import annotations
 
 import gc
-import importlib
 import threading
-import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from operator import itemgetter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchair.capture import base, exchange
+from torchair.capture.accelerator import (
+    Accelerator,
+    Handle,
+    PoolOwner,
+    StreamOrder,
+    capture_stream,
+)
+from torchair.capture.device_recording import DeviceRecording, Inputs, ResultForms
 from torchair.capture.rehearsal import EngineWalk, GraphWalk, Rehearsal
 from torchair.capture.updates import DeviceLists, Updates
-from torchair.codegen.cuda.driver import DriverError, enter_context, has_context
-from torchair.engine.plan.records import extent, picker
-from torchair.engine.run.native import same_as
+from torchair.codegen.cuda.driver import DriverError
 from torchair.errors import CaptureError, InputError
 from torchair.fallbacks import Fallback, note
 from torchair.flags import poisoning
 from torchair.garbage import no_garbage_collection
 from torchair.locks import RLock
-from torchair.torch_private import cuda
-from torchair.torch_private.functions import foreach_copy
 
 if TYPE_CHECKING:
     from torchair.devices.base import GraphCall
 
-Handle = tuple[int, int]
-Feed = Callable[[Sequence[Any]], None]
-
 _captures = RLock()
 """One capture at a time in a process: device runtimes allow no more."""
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """Where a kind of device keeps graphs, pools and streams in torch."""
-
-    kind: str
-    module: Any  # torch.cuda or torch.npu
-    new_graph: Callable[[], Any]
-    bindings: Any  # the module of C functions
-    new_open_graph: Callable[[], Any] | None = None  # whose nodes can be looked at
-    shows_executable: bool = False  # of such a graph
-
-    @classmethod
-    def of(cls, kind: str) -> Accelerator:
-        """The accelerator of devices of a kind."""
-        if kind == "cuda":
-            graph = torch.cuda.CUDAGraph
-            opened = partial(graph, keep_graph=True) if hasattr(graph, "raw_cuda_graph") else None
-            shows = hasattr(graph, "raw_cuda_graph_exec")
-            return cls(kind, torch.cuda, graph, cuda.bindings, opened, shows)
-        if kind == "npu":
-            module = torch.get_device_module(kind)
-            return cls(kind, module, module.NPUGraph, importlib.import_module("torch_npu")._C)
-        raise NotImplementedError(f"graphs cannot be captured on devices of kind {kind!r}")
-
-    def function(self, name: str) -> Callable[..., Any]:
-        """A C function of this kind of device; one that does nothing where it has none."""
-        return cuda.device_function(self.bindings, self.kind, name)
-
-    def storage_at(self, address: int, device: torch.device, size: int) -> torch.UntypedStorage:
-        """A storage object over memory that it does not own."""
-        made: torch.UntypedStorage = cuda.make_storage(self.bindings)(address, device, size)
-        return made
-
-    def unchanged_generators(self, device: torch.device) -> AbstractContextManager[None]:
-        """Random numbers drawn inside do not count."""
-        return torch.random.fork_rng([device.index], device_type=self.kind)
-
-
-@cache
-def capture_stream(module: Any, device: torch.device) -> Any:
-    """The stream of all captures on a device: allocators give the memory of a stream to that stream
-    alone, so graphs captured on different ones could not share a pool."""
-    with module.device(device):
-        return module.Stream()
-
-
-class PoolOwner:
-    """A pool, as long as its memory is used."""
-
-    def __init__(
-        self, accelerator: Accelerator, device: torch.device, stream: Any, handle: Handle | None
-    ) -> None:
-        self.handle: Handle = handle or accelerator.module.graph_pool_handle()
-        self.device = device
-        self._accelerator = accelerator
-        self._stream = stream
-        self._inputs: dict[int, torch.UntypedStorage] = {}
-        self._keeper = accelerator.new_graph()
-        self._broken: list[Any] = []
-        accelerator.module.synchronize()
-        accelerator.module.empty_cache()  # forgets what a pool of that handle was before
-        with warnings.catch_warnings(action="ignore"):  # that the graph is empty
-            self.record(self._keeper, "thread_local", lambda: None)
-
-    def record(self, graph: Any, error_mode: str, body: Callable[[], Any]) -> Any:
-        """Capture what `body` does into a graph whose memory is here, and return its result. A
-        failure leaves stream, allocator and generators as they were."""
-        clear_workspaces = self._accelerator.function("clearCublasWorkspaces")
-        with self._accelerator.module.stream(self._stream), no_garbage_collection():
-            clear_workspaces()  # so that recorded products have theirs in the pool
-            try:
-                graph.capture_begin(pool=self.handle, capture_error_mode=error_mode)
-                result = body()
-                graph.capture_end()
-            except BaseException:
-                self._abandon(graph)
-                raise
-            finally:
-                clear_workspaces()
-            return result
-
-    def _abandon(self, graph: Any) -> None:
-        """End a capture that failed.
-
-        The runtime may have ended it already, and then torch leaves its allocator and its
-        generators as if it went on: the first is told, the second learn it from an empty capture.
-        """
-        try:
-            with self._accelerator.module.stream(self._stream):  # it may have failed on another
-                graph.capture_end()
-            graph.reset()
-        except RuntimeError:
-            self._broken.append(graph)  # torch may still refer to it
-            with suppress(RuntimeError):
-                self._accelerator.function("endAllocateToPool")(self.device.index, self.handle)
-                self._accelerator.function("releasePool")(self.device.index, self.handle)
-            with suppress(RuntimeError), warnings.catch_warnings(action="ignore"):
-                self._repair_generators()
-
-    def _repair_generators(self) -> None:
-        """Capture nothing, in a pool of its own: that of the failed capture is in no good state."""
-        module, graph = self._accelerator.module, self._accelerator.new_graph()
-        with module.stream(self._stream):
-            graph.capture_begin(pool=module.graph_pool_handle(), capture_error_mode="thread_local")
-            graph.capture_end()
-
-    def input_like(self, position: int, example: torch.Tensor) -> torch.Tensor:
-        """Memory for private copies of an argument, in the layout of the example."""
-        size = extent(example.shape, example.stride()) * example.element_size()
-        known = self._inputs.get(position)
-        if known is None or known.nbytes() < size:
-            grown = size if known is None else max(size, 2 * known.nbytes())
-            known = torch.UntypedStorage(grown, device=self.device)
-            self._inputs[position] = known
-        with torch.inference_mode(False):
-            return base.over(known, example.dtype, example.shape, example.stride())
-
-    def result_at(self, address: int, size: int) -> torch.UntypedStorage:
-        """A storage object over some of the pool, which it keeps alive."""
-        made = self._accelerator.storage_at(address, self.device, size)
-        made._memory = self  # type: ignore[attr-defined]
-        return made
 
 
 class DeviceSubstrate(base.Substrate):
@@ -302,20 +175,20 @@ class DeviceSubstrate(base.Substrate):
         copies = {i: memory.input_like(i, request.args[i]) for i in copied}
         slots = list(walk.fresh)
         sizes = [*(exchange.span(request.args[i]) for i in moving), *walk.fresh.values()]
-        stand_ins = exchange.StandIns(self._accelerator, self._device, sizes)
+        placeholders = exchange.Placeholders(self._accelerator, self._device, sizes)
         first = len(moving)
 
         def record(place: int) -> tuple[Any, ResultForms]:
             given = [copies.get(i, a) for i, a in enumerate(request.args)]
             for k, i in enumerate(moving):
-                like, storage = request.args[i], stand_ins.storage(k, place)
+                like, storage = request.args[i], placeholders.storage(k, place)
                 with torch.inference_mode(False):
                     given[i] = base.over(storage, like.dtype, like.shape, like.stride())
 
             def memory_of(slot: int, size: int) -> torch.Tensor | None:
                 if slot not in walk.fresh:
                     return None
-                storage = stand_ins.storage(first + slots.index(slot), place)
+                storage = placeholders.storage(first + slots.index(slot), place)
                 with torch.inference_mode(False):
                     return base.over(storage, torch.uint8, (storage.nbytes(),), (1,))
 
@@ -325,7 +198,7 @@ class DeviceSubstrate(base.Substrate):
             )
             return graph, ResultForms(given, walk.constants(), results)
 
-        made = exchange.recorded(record, stand_ins, first, self._draws(walk))
+        made = exchange.recorded(record, placeholders, first, self._draws(walk))
         bare = replace(request, args=())  # without what belongs to the caller
 
         def again(args: Sequence[Any]) -> base.Recording:
@@ -393,216 +266,3 @@ class DeviceSubstrate(base.Substrate):
 def _resolved(results: Sequence[Any]) -> list[Any]:
     """Results whose data are what they look like."""
     return [r.resolve_conj().resolve_neg() if torch.is_tensor(r) else r for r in results]
-
-
-class StreamOrder:
-    """Lets replays follow each other when callers change the stream: they share memory."""
-
-    def __init__(self, accelerator: Accelerator, device: torch.device) -> None:
-        self._module = accelerator.module
-        self._current = accelerator.function("getCurrentRawStream")
-        self._index_of_current = accelerator.function("getDevice")
-        self._device = device
-        self._last: int | None = None
-        self._stream: Any = None
-        self._by_driver = accelerator.kind == "cuda"
-        self._is_recorded = accelerator.function("isCurrentStreamCapturing")
-
-    def enter(self) -> int:
-        """Work of the current stream now comes after all replays before. Gives that stream as the
-        driver knows it, of which this thread may use functions from now on."""
-        if self._by_driver:
-            enter_context()
-        current: int = self._current(self._device.index)
-        if current != self._last:
-            self._switch(current)
-        return current
-
-    def again(self) -> int | None:
-        """That stream where nothing is to be prepared: replays came to it before, this thread may
-        use functions of the driver, its device is the current one, and nobody records."""
-        if not has_context() or self._index_of_current() != self._device.index:
-            return None
-        current: int = self._current(self._device.index)
-        return None if current != self._last or self._is_recorded() else current
-
-    def on_device(self, launch: Callable[[int], None], stream: int) -> None:
-        """Launch on a stream of this device: the default streams of all have one number."""
-        if self._index_of_current() == self._device.index:
-            return launch(stream)
-        with self._module.device(self._device):
-            launch(stream)
-
-    def _switch(self, current: int) -> None:
-        if self._module.is_current_stream_capturing():
-            return  # nothing runs now, and the next replay comes after the last one that ran
-        stream = self._module.current_stream(self._device)
-        if self._stream is not None:
-            stream.wait_stream(self._stream)
-        self._last, self._stream = current, stream
-
-
-class ResultForms:
-    """What is known of the results of a capture, while they are alive."""
-
-    def __init__(
-        self, given: Sequence[Any], constants: list[torch.Tensor], results: Sequence[Any]
-    ) -> None:
-        """`given` is what the graph ran on."""
-        self.given, self.constants = given, constants
-        self.sources: list[base.ResultSource] = []
-        self.storages: list[torch.UntypedStorage] = []
-        self.places: list[tuple[int, int]] = []  # address and size by group
-        self._positions: dict[int, int] = {}
-        for i, value in enumerate(given):
-            if isinstance(value, torch.Tensor):
-                self._positions.setdefault(value.untyped_storage().data_ptr(), i)
-        self._groups: dict[int, int] = {}
-        self._twins: dict[int, int] = {}
-        self._constants = {t.untyped_storage().data_ptr() for t in constants}
-        for result in results:
-            self.sources.append(self._source(result))
-
-    def _source(self, result: Any) -> base.ResultSource:
-        if not isinstance(result, torch.Tensor):
-            return base.FixedResult(result)
-        address = result.untyped_storage().data_ptr()
-        if address in self._positions and result.numel():
-            position = self._positions[address]
-            whole = self.given[position]
-            same = _layout(result) == _layout(whole)
-            view = base.view_of(position, whole, result)
-            return base.OfArgument(itemgetter(position) if same else view)
-        if result.device.type == "cpu":
-            return base.OfArgument(lambda args: result.clone())
-        if not result.numel():
-            return base.FixedResult(result.new_empty_strided(result.shape, result.stride()))
-        if address in self._constants:
-            return base.FixedResult(result)
-        return self._pooled(result, address)
-
-    def _pooled(self, result: torch.Tensor, address: int) -> base.Pooled:
-        group = self._groups.setdefault(address, len(self.places))
-        if group == len(self.places):
-            storage = result.untyped_storage()
-            self.storages.append(storage)
-            self.places.append((address, storage.nbytes()))
-        return base.pooled(result, group, self._twins.setdefault(id(result), len(self.sources)))
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-class Inputs:
-    """Brings arguments to where a graph reads them."""
-
-    def __init__(
-        self, positions: list[int], targets: list[torch.Tensor], request: base.ToCapture
-    ) -> None:
-        examples = [request.args[i] for i in positions]
-        self._positions, self._targets = positions, targets
-        self._pick = picker(positions)
-        self._check = same_as(examples).check if examples else None
-        self._whole = all(torch.ops.aten.is_non_overlapping_and_dense(t) for t in targets)
-        self._flat = [_flattened(t) for t in targets]
-        self._addresses = [] if request.options.clone_input else [t.data_ptr() for t in targets]
-        self.feed = self._chosen(request.options.clone_input)
-
-    def _chosen(self, private: bool) -> Callable[[Sequence[Any]], None]:
-        if not self._positions:
-            return lambda args: None
-        if not private:
-            return self._where_moved
-        if not self._whole:
-            return self._spans
-        return self._one if len(self._positions) == 1 else self._all
-
-    def _one(self, args: Sequence[Any]) -> None:
-        source = args[self._positions[0]]
-        if not self._check(source):  # type: ignore[misc]
-            self._checked(args)
-        self._targets[0].copy_(source, non_blocking=True)
-
-    def _all(self, args: Sequence[Any]) -> None:
-        sources = self._pick(args)
-        if not self._check(*sources):  # type: ignore[misc]
-            self._checked(args)
-        foreach_copy(self._targets, sources, True)
-
-    def _spans(self, args: Sequence[Any]) -> None:
-        """Some arguments have gaps or repeat elements: all that they span is copied."""
-        sources = self._pick(args)
-        if self._check(*sources):  # type: ignore[misc]
-            foreach_copy(self._flat, [_flattened(s) for s in sources], True)
-            return
-        self._checked(args)
-        for target, source in zip(self._targets, sources, strict=True):
-            target.copy_(source, non_blocking=True)
-
-    def _where_moved(self, args: Sequence[Any]) -> None:
-        """Without private copies the tensors of the first call are what the graph reads."""
-        for position, address, target in zip(
-            self._positions, self._addresses, self._targets, strict=True
-        ):
-            source = args[position]
-            if source.data_ptr() != address:
-                target.copy_(source, non_blocking=True)
-
-    def _checked(self, args: Sequence[Any]) -> None:
-        """Other strides or other bits of autograd do no harm, another type or size does."""
-        for position, target in zip(self._positions, self._targets, strict=True):
-            given = args[position]
-            kind = (given.dtype, given.shape, given.device)
-            if kind != (target.dtype, target.shape, target.device):
-                raise base.misfit(position, given, target, "device")
-
-
-def _flattened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_strided((extent(tensor.shape, tensor.stride()),), (1,))
-
-
-class DeviceRecording(base.PooledRecording):
-    """A device graph, what it reads and where its results are."""
-
-    def __init__(
-        self,
-        graph: Any,
-        memory: PoolOwner,
-        order: StreamOrder,
-        feeds: list[Feed],
-        results: ResultForms,
-        request: base.ToCapture,
-    ) -> None:
-        super().__init__(request.options.share_results)
-        self._graph = graph
-        self._memory = memory
-        self._held = None if request.options.reuse else results.storages
-        frozen = request.kinds.parameters if request.options.frozen_parameter else ()
-        self._read = [*results.constants, *(request.args[i] for i in frozen)]  # come what may
-        self._places = results.places
-        self._enter, self._feeds, self._launch = order.enter, feeds, graph.replay
-        self.sources = results.sources
-
-    def feed(self, args: Sequence[Any]) -> None:
-        self._enter()
-        if torch.is_grad_enabled():  # copies are not part of a backward graph
-            with torch.no_grad():
-                return self._bring(args)
-        self._bring(args)
-
-    def _bring(self, args: Sequence[Any]) -> None:
-        for feed in self._feeds:
-            feed(args)
-
-    def replay(self) -> None:
-        self._launch()
-
-    def storage(self, group: int) -> torch.UntypedStorage:
-        if self._held is not None:
-            return self._held[group]
-        return self._memory.result_at(*self._places[group])
-
-    def reset(self) -> None:
-        self._graph.reset()
-        super().reset()

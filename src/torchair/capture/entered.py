@@ -3,8 +3,8 @@ addresses down, `native_replay.py` exchanges them and launches. What it refuses 
 (`AclGraph.call`), which does the same step by step.
 
 An entry takes the lock of its graph, so it and the usual path take turns. It serves the stream of
-the replay before, from threads that have used the driver, and nobody who is recording: whatever
-else has to be ordered, prepared or told is the usual path's.
+the replay before, from threads that have used the driver, outside of recordings. All other calls
+take the usual path, which orders streams and prepares threads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torchair.capture.native_replay import STREAM, NativeReplay
 from torchair.engine.run.frozen import (
     BUSY,
     DictEntry,
-    Same,
-    TensorKept,
+    EqualValue,
+    SameTensor,
     TensorLike,
-    TensorTaken,
+    UncheckedTensor,
     counting_guard,
 )
 
@@ -59,21 +59,21 @@ class Enterable:
         known = {position: k for k, position in enumerate(self.moving)}
         return known | {position: first + k for k, position in enumerate(self.fixed)}
 
-    def taken(self, count: int) -> list[TensorTaken]:
+    def unchecked(self, count: int) -> list[UncheckedTensor]:
         """Records of results, behind so many arguments."""
         places = map(self.replay.place, self.results)
-        return [TensorTaken(count + k, place) for k, place in enumerate(places)]
+        return [UncheckedTensor(count + k, place) for k, place in enumerate(places)]
 
-    def kept(self, args: Sequence[Any], position: int, at: int) -> TensorKept:
+    def same_tensor(self, args: Sequence[Any], position: int, at: int) -> SameTensor:
         """A record of a parameter: that very tensor, among the arguments of a guard."""
         t = args[position]
-        return TensorKept(at, id(t), t._cdata, t.data_ptr())
+        return SameTensor(at, id(t), t._cdata, t.data_ptr())
 
     def guard_of_call(
         self,
         args: Sequence[Any],
         positions: Sequence[int],
-        records: Sequence[TensorLike | Same],
+        records: Sequence[TensorLike | EqualValue],
         entries: Sequence[DictEntry],
     ) -> Guard | None:
         """A guard of the arguments of a call, as `records` describe them. `positions` tells for
@@ -91,8 +91,10 @@ class Enterable:
             replace(r, target=targets.get(r.position, 0)) if isinstance(r, TensorLike) else r
             for r in records
         ]
-        kept = [self.kept(args, i, positions[i]) for i in self.parameters if positions[i] >= 0]
-        taken = self.taken(len(records))
+        kept = [
+            self.same_tensor(args, i, positions[i]) for i in self.parameters if positions[i] >= 0
+        ]
+        taken = self.unchecked(len(records))
         every = [*known, *kept, *taken]
         return counting_guard(len(records) + len(taken), every, entries, self.replay.task)
 
@@ -106,7 +108,7 @@ class ReplayEntry:
         self._finish = graph.outputs.finish
         self._enter, self._table = guard
         self._again, self._lock, self._failures = graph.again, lock, graph.failures
-        self._stream, self._settled = -1, 0
+        self._stream, self._calls_seen = -1, 0
         self._only = graph.makers[0] if len(graph.makers) == 1 else None
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any] | None:
@@ -122,11 +124,11 @@ class ReplayEntry:
             if done:
                 return self._finish(made, args)
             if done is None:
-                self._settle()
+                self._note_status()
             return None
 
-    def _settle(self) -> None:
-        status = self.replay.settle()
+    def _note_status(self) -> None:
+        status = self.replay.take_status()
         self._table[BUSY] = 0
         if status < 0:
             self._failures.append(-status)
@@ -138,8 +140,8 @@ class ReplayEntry:
 
     def used(self) -> bool:
         """Whether it has served any since this was asked."""
-        before, self._settled = self._settled, self.calls
-        return self._settled > before
+        before, self._calls_seen = self._calls_seen, self.calls
+        return self._calls_seen > before
 
     def close(self) -> None:
         """The graph is not there any more."""
@@ -154,7 +156,7 @@ def _nowhere() -> None:
     return None
 
 
-def guard_of(graph: Enterable, args: Sequence[Any], numbers: Sequence[Same]) -> Guard | None:
+def guard_of(graph: Enterable, args: Sequence[Any], numbers: Sequence[EqualValue]) -> Guard | None:
     """A guard of the arguments of a graph; None where native code must not read them."""
     records: list[Any] = [*numbers]
     for position, piece in graph.pieces.items():
@@ -162,6 +164,6 @@ def guard_of(graph: Enterable, args: Sequence[Any], numbers: Sequence[Same]) -> 
         if type(t) not in _PLAIN:
             return None
         records.append(TensorLike(position, t, t.shape, t.stride(), graph.replay.place(piece)))
-    records += [graph.kept(args, i, i) for i in graph.parameters]
-    taken = graph.taken(len(args))
+    records += [graph.same_tensor(args, i, i) for i in graph.parameters]
+    taken = graph.unchecked(len(args))
     return counting_guard(len(args) + len(taken), [*records, *taken], (), graph.replay.task)

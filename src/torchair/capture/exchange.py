@@ -25,7 +25,14 @@ import torch
 
 from torchair.capture import base
 from torchair.capture.entered import Enterable, ReplayEntry
-from torchair.capture.native_replay import ALIGNED, FIXED, FREE, LOOKED_AT, Argument, NativeReplay
+from torchair.capture.native_replay import (
+    ALIGNED,
+    FIXED,
+    FREE,
+    LOOKED_AT,
+    CallArgument,
+    NativeReplay,
+)
 from torchair.codegen.cuda.driver import DriverError
 from torchair.codegen.cuda.graphs import ExecutableGraph, MovedMemory, RecordedNode, moved, nodes_of
 from torchair.engine.plan.records import extent, picker
@@ -36,7 +43,8 @@ from torchair.fallbacks import Fallback, note
 from torchair.torch_private.functions import foreach_copy
 
 if TYPE_CHECKING:
-    from torchair.capture.cuda import Accelerator, PoolOwner, ResultForms, StreamOrder
+    from torchair.capture.accelerator import Accelerator, PoolOwner, StreamOrder
+    from torchair.capture.device_recording import ResultForms
 
 _SHIFT = 512 * 1025  # bytes between the two places of the first piece
 _STEP = 512  # further apart are those of the next one: distances between pieces vary, too
@@ -55,7 +63,7 @@ def span(tensor: torch.Tensor) -> int:
     return extent(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
-class StandIns:
+class Placeholders:
     """Memory for pieces while a graph is recorded: each has two places."""
 
     def __init__(
@@ -102,7 +110,7 @@ class Recorded:
 
 def recorded(
     record: Callable[[int], tuple[Any, ResultForms]],
-    stand_ins: StandIns,
+    placeholders: Placeholders,
     arguments: int,
     draws: bool = False,
 ) -> Recorded:
@@ -117,16 +125,16 @@ def recorded(
         nodes = nodes_of(raw)
         if known[1 - place]:
             try:
-                patches = moved(nodes, known[1 - place], stand_ins.pieces(place), known[place])
+                patches = moved(nodes, known[1 - place], placeholders.pieces(place), known[place])
             except DriverError as e:
                 why = str(e)
             else:
                 by_torch = graph if draws else None
-                run = ExecutableGraph(raw, nodes, patches, len(stand_ins.sizes), by_torch)
-                _check_readers(run, stand_ins.sizes)
-                numbers = [stand_ins.number_at(address, place) for address, _ in found.places]
+                run = ExecutableGraph(raw, nodes, patches, len(placeholders.sizes), by_torch)
+                _check_readers(run, placeholders.sizes)
+                numbers = [placeholders.number_at(address, place) for address, _ in found.places]
                 groups = {g: n for g, n in enumerate(numbers) if n is not None and n >= arguments}
-                return Recorded(graph, run, found, stand_ins.sizes, groups)
+                return Recorded(graph, run, found, placeholders.sizes, groups)
         known[place].append(nodes)
         del found, graph  # their memory is that of the next recording
     raise DriverError(why)
@@ -175,7 +183,7 @@ class ExchangedRecording(base.PooledRecording):
         self.sources, self._places = made.found.sources, made.found.places
         self._made, self._memory, self._order = made, memory, order
         self._checks, self._again, self._name = list(checks), again, request.name
-        self._held = None if request.options.reuse else made.found.storages
+        self._storages = None if request.options.reuse else made.found.storages
         frozen = request.kinds.parameters if request.options.frozen_parameter else ()
         self._read = [*made.found.constants, *(request.args[i] for i in frozen)]  # come what may
         examples = [request.args[i] for i in moving]
@@ -326,11 +334,11 @@ class ExchangedRecording(base.PooledRecording):
         if graph is None or not enters:
             return None
         count, fixed = len(self._moving), self._kinds.mutated
-        pieces = [Argument(size, FREE) for size in self._made.sizes]
+        pieces = [CallArgument(size, FREE) for size in self._made.sizes]
         for k, size in enumerate(self._made.sizes[:count]):
             copy = _address(self._copy_of(k)) if k in self._always else 0
-            pieces[k] = Argument(size, FREE if copy else LOOKED_AT, copy)
-        pieces += [Argument(0, FIXED) for _ in fixed]
+            pieces[k] = CallArgument(size, FREE if copy else LOOKED_AT, copy)
+        pieces += [CallArgument(0, FIXED) for _ in fixed]
         faults = [(_address(t), t.numel()) for t in self._faults or ()]
         replay = NativeReplay(graph, pieces, self._bound, self._updated, faults, self._made.run)
         results, makers = list(self._made.groups.values()), self.outputs.makers(self)
@@ -363,8 +371,8 @@ class ExchangedRecording(base.PooledRecording):
         return super().results(args, hold)
 
     def storage(self, group: int) -> torch.UntypedStorage:
-        if self._held is not None:
-            return self._held[group]
+        if self._storages is not None:
+            return self._storages[group]
         return self._memory.result_at(*self._places[group])
 
     def reset(self) -> None:

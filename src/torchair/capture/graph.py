@@ -348,7 +348,7 @@ class AclGraph:
         if old is None and len(self.captured) == 1 and self.options.reuse:
             next(iter(self.captured.values())).recording.release()
         self._log_memory(key)
-        if len(self.captured) >= self.options.limit and not self._make_room(old):
+        if len(self.captured) >= self.options.limit and not self._evict_or_stop(old):
             return None
         try:
             meta = self._capture(key, args)
@@ -391,13 +391,13 @@ class AclGraph:
                 self.name,
             )
 
-    def _make_room(self, old: GraphMeta | None) -> bool:
+    def _evict_or_stop(self, old: GraphMeta | None) -> bool:
         """At the limit: forget what was used least recently, or run eagerly from now on."""
         if self.options.evict:
             if old is None:
                 self.substrate.finish()  # a replay of what is forgotten may be under way
                 for meta in list(self.captured.values()):
-                    if meta.recording.used():  # by calls that nobody has told us of
+                    if meta.recording.used():  # by calls that did not come through here
                         self.captured.move_to_end(meta.key)
                 self._drop(next(iter(self.captured.values())))
             return True
@@ -544,7 +544,7 @@ class CapturedGraph:
         settings: Settings,
     ) -> None:
         """`known` comes from `storable`."""
-        options = settings.capture.settled()
+        options = settings.capture.resolved()
         arguments = {k: v for k, v in known.items() if k != "results"}
         info = AclGraphCacheInfo(
             fx_graph_name=name,

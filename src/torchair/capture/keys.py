@@ -15,10 +15,10 @@ import torch
 from torch import fx
 
 from torchair.capture.base import ArgumentKinds
-from torchair.codegen.cpu.identity import Known, test_of
+from torchair.codegen.cpu.identity import KnownTensor, test_of
 from torchair.codegen.cpu.target import cpu
 from torchair.engine.plan.records import picker
-from torchair.engine.run.frozen import FrozenTensors, Same
+from torchair.engine.run.frozen import EqualValue, FrozenTensors
 from torchair.engine.run.native import same_as
 from torchair.torch_private import tensors
 
@@ -123,9 +123,9 @@ class KeyMaker:
         """The parameters of a call if they are frozen, to recognise them by."""
         return [args[i] for i in self._parameters] if self._frozen else []
 
-    def numbers(self, args: Sequence[Any]) -> list[Same] | None:
+    def numbers(self, args: Sequence[Any]) -> list[EqualValue] | None:
         """The numbers of a call, for native guards; None where one is a tensor."""
-        found = [Same(i, args[i]) for i, number in self._entries if number]
+        found = [EqualValue(i, args[i]) for i, number in self._entries if number]
         return None if any(isinstance(s.value, torch.Tensor) for s in found) else found
 
     def text(self, args: Sequence[Any], full: bool = False) -> str:
@@ -147,7 +147,7 @@ def _at_the_same_places(
         return lambda others: same(others, addresses, positions)
     pick = picker(positions)
     if len(positions) > _FEW and cpu().runs():
-        tensors = [Known(i, args[i], args[i].data_ptr()) for i in positions]
+        tensors = [KnownTensor(i, args[i], args[i].data_ptr()) for i in positions]
         made = test_of(cpu().library, len(args), tensors)
         if made is not None:
             return made[0]

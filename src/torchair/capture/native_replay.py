@@ -3,7 +3,7 @@ addresses compared with those in the graph, kernels get new ones, and the graph 
 does the same in `exchange.py`, for calls that this function refuses.
 
 The function runs behind a native guard (`codegen/cpu/native_guard.py`), which writes the addresses
-of arguments and results into the table. Whoever calls it holds the lock of the graph.
+of arguments and results into the table. Its caller holds the lock of the graph.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _address(library: Library) -> int:
 
 
 @dataclass(frozen=True)
-class Argument:
+class CallArgument:
     """A piece of memory that a call brings along: `kind` tells what its address may be, `copy`
     where the graph has a copy of it, if it reads one."""
 
@@ -261,15 +261,15 @@ class NativeReplay:
     def __init__(
         self,
         graph: GraphTable,
-        pieces: Sequence[Argument],
+        pieces: Sequence[CallArgument],
         bound: ctypes.Array[ctypes.c_int64],
         updated: Sequence[tuple[int, int]],
         faults: Sequence[tuple[int, int]],
-        held: Any,
+        retained: Any,
     ) -> None:
         """`bound` are the addresses in the graph, which Python exchanges too; `updated` are ranges
         of memory that no piece may overlap; `faults` are words, by address and number, that must be
-        zero; `held` is what the graph refers to."""
+        zero; `retained` is what the graph refers to."""
         self._library, self.bound = cpu().library, bound
         self.given = (ctypes.c_int64 * len(pieces))(*bound)
         numbers = {n: k for k, n in enumerate(graph.nodes)}
@@ -295,7 +295,7 @@ class NativeReplay:
         head |= {"given": ctypes.addressof(self.given), "bound": ctypes.addressof(bound)}
         head |= {"exec": graph.exec, "launch": graph.launch, "memcpy": graph.memcpy}
         self.table = (ctypes.c_int64 * len(HEAD))(*(head[name] for name in HEAD))
-        self._held = graph, held
+        self._retained = graph, retained
 
     def place(self, piece: int) -> int:
         """Where the address of a piece is to be written."""
@@ -307,19 +307,19 @@ class NativeReplay:
         for the device."""
         table = ctypes.addressof(self.table)
         status = table + 8 * STATUS
-        return Task(table, _address(self._library), 1, status, 1, long=True, kept=self)
+        return Task(table, _address(self._library), 1, status, 1, long=True, keep_alive=self)
 
     def run(self) -> int:
         """Run it for the addresses in `given`; the status, which is 0 again."""
         _callable(self._library)(ctypes.addressof(self.table))
-        return self.settle()
+        return self.take_status()
 
     @property
     def served(self) -> int:
         """Launches so far."""
         return self.table[HEAD.index("served")]
 
-    def settle(self) -> int:
+    def take_status(self) -> int:
         """The status of the call before."""
         status, self.table[STATUS] = self.table[STATUS], 0
         return status

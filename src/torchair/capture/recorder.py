@@ -354,7 +354,7 @@ def _late_call(func: Any, args: Any, kwargs: Any, lists: Mapping[str, list[int]]
     names = [a.name for a in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     fixed = {name: value for name, value in given.items() if name not in lists}
-    return lambda: func(**fixed, **{name: list(held) for name, held in lists.items()})
+    return lambda: func(**fixed, **{name: list(items) for name, items in lists.items()})
 
 
 def _call_and_copy(

@@ -214,14 +214,14 @@ class _PrintedFunction:
     def __init__(self, gm: fx.GraphModule, name: str, constants: str) -> None:
         self._gm, self._name, self._constants = gm, name, constants
         self._code = gm.graph.python_code(root_module=constants, verbose=True)
-        self._held = {
+        self._attributes = {
             str(node.target): attrgetter(str(node.target))(gm)
             for node in gm.graph.nodes
             if node.op in ("get_attr", "call_module")
         }
         self._inner = {
             path: _PrintedFunction(value, f"{name}_{path.replace('.', '_')}", f"{path}_constants")
-            for path, value in self._held.items()
+            for path, value in self._attributes.items()
             if isinstance(value, fx.GraphModule)
         }
 
@@ -261,13 +261,13 @@ class _PrintedFunction:
 
     def constants(self) -> Iterator[str]:
         """Lines that make the values the graph holds."""
-        if self._held:
+        if self._attributes:
             yield f"{self._constants} = Constants()"
-        for parent in sorted({path.rpartition(".")[0] for path in self._held} - {""}):
+        for parent in sorted({path.rpartition(".")[0] for path in self._attributes} - {""}):
             parts = parent.split(".")
             for k in range(len(parts)):
                 yield f"{self._constants}.{'.'.join(parts[: k + 1])} = Constants()"
-        for path, value in self._held.items():
+        for path, value in self._attributes.items():
             if path in self._inner:
                 continue
             owner, _, name = f"{self._constants}.{path}".rpartition(".")

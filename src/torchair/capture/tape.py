@@ -123,8 +123,8 @@ class TapeRecording(base.PooledRecording):
                 targets[0].copy_(sources[0])
             elif targets:
                 foreach_copy(targets, sources)
-        for held, value in zip(self._lists, self._updates.values(args), strict=True):
-            held[:] = value
+        for target, value in zip(self._lists, self._updates.values(args), strict=True):
+            target[:] = value
 
     def replay(self) -> None:
         self._tape.replay()

@@ -12,9 +12,9 @@ from rich.table import Table
 _WIDTH = 160  # of a table that no terminal shows
 
 
-def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under a head."""
-    table = Table(*head, title=title, title_justify="left")
+def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under a header."""
+    table = Table(*header, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)

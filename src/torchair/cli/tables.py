@@ -128,9 +128,9 @@ def npu_operators_page() -> str:
     return npu_page(_kernels)
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]
 
 
 _ABOUT_OPTIONS = """\

@@ -27,7 +27,7 @@ LIMIT = 1 << 30
 """Bytes that the folder may hold."""
 _MAGIC = b"torchair kernel 1\n"
 _DIGEST = 32
-_HEAD = len(_MAGIC) + 2 * _DIGEST
+_HEADER = len(_MAGIC) + 2 * _DIGEST
 _AFTER_TRIM = 0.9  # of the limit
 _RECOUNT = 64 << 20  # bytes written until other processes' writes are counted again
 _SHORT = 3600.0  # seconds: a use is noted once in so long, and no writer takes so long
@@ -93,8 +93,8 @@ class KernelStore:
         """Keep bytes under a key, if that can be."""
         if not self._usable() or not self._writable:
             return
-        head = _MAGIC + bytes.fromhex(key)
-        content = head + _checksum(head, data) + data
+        header = _MAGIC + bytes.fromhex(key)
+        content = header + _checksum(header, data) + data
         try:
             private_dir(self.folder, 0o700)
             atomic_write(self.folder / key, content, 0o600)
@@ -167,10 +167,10 @@ class KernelStore:
                     os.utime(number)
         finally:
             os.close(number)
-        head, data = content[: _HEAD - _DIGEST], content[_HEAD:]
-        if head != _MAGIC + bytes.fromhex(key):
+        header, data = content[: _HEADER - _DIGEST], content[_HEADER:]
+        if header != _MAGIC + bytes.fromhex(key):
             raise _Untrusted("it is damaged, or of another version")
-        if content[_HEAD - _DIGEST : _HEAD] != _checksum(head, data):
+        if content[_HEADER - _DIGEST : _HEADER] != _checksum(header, data):
             raise _Untrusted("it is damaged")
         return data
 
@@ -197,8 +197,8 @@ class KernelStore:
             warnings.warn(f"kernel cache: {text}")
 
 
-def _checksum(head: bytes, data: bytes) -> bytes:
-    made = hashlib.blake2b(head, digest_size=_DIGEST)
+def _checksum(header: bytes, data: bytes) -> bytes:
+    made = hashlib.blake2b(header, digest_size=_DIGEST)
     made.update(data)
     return made.digest()
 
@@ -214,8 +214,8 @@ def cache_folder(flags: Flags) -> Path:
     """Where this user's cache is: `TORCHAIR_CACHE_DIR`, else a folder in the cache home."""
     if flags.cache_dir is not None:
         return Path(flags.cache_dir).expanduser()
-    home = Path(flags.user_cache) if flags.user_cache else Path("~/.cache").expanduser()
-    return home / "torchair"
+    cache_root = Path(flags.user_cache) if flags.user_cache else Path("~/.cache").expanduser()
+    return cache_root / "torchair"
 
 
 _store = cache(KernelStore)

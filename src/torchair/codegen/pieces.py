@@ -34,7 +34,7 @@ def pieces(nest: Nest) -> list[Nest]:
     lengths = [value_of(b) - value_of(a) for a, b in spans]
     if axis == loops.vectors(nest) and min(lengths) < SHORTEST and max(lengths) > 1:
         return [nest]  # of single points, as `stack` has them, another axis takes the vectors
-    return [_Piece(nest, axis, a, b).run() for a, b in spans]
+    return [_NestPiece(nest, axis, a, b).run() for a, b in spans]
 
 
 def _tests(x: Expr, nest: Nest) -> bool:
@@ -59,7 +59,7 @@ def _ascending(bounds: list[Int]) -> list[Int] | None:
     return kept
 
 
-class _Piece:
+class _NestPiece:
     """The part of a nest between two positions along an axis."""
 
     def __init__(self, nest: Nest, axis: int, start: Int, stop: Int) -> None:

@@ -43,7 +43,8 @@ class Allocation:
     successor_of: Allocation | None = None
     tied_to: int = -1  # slot of the input it updates
     fixed: bool = False  # native code knows its strides
-    settled: bool = False  # made by torch, read by native code: strides must be the planned ones
+    # made by torch, read by native code: strides must be the planned ones
+    strict_strides: bool = False
 
     @property
     def size(self) -> int:
@@ -380,7 +381,7 @@ def range_of(allocation: Allocation) -> Range:
 
 
 def overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
-    """Whether two lots of memory have a byte in common."""
+    """Whether two groups of buffers have a byte in common."""
     for space, first, end in some:
         for space2, first2, end2 in others:
             if space == space2 and first < end2 and first2 < end:

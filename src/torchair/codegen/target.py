@@ -389,7 +389,7 @@ class Target(Protocol):
 
 
 class KernelOrder:
-    """A request to a target, with a label for its kernel. Whoever plans needs no more; the code is
+    """A request to a target, with a label for its kernel. Planning needs no more; the code is
     generated when it is asked for."""
 
     def __init__(self, target: Target, request: Request, label: str) -> None:

@@ -47,7 +47,7 @@ class Item:
     work: int
     block: int
     waits: tuple[Wait, ...] = ()
-    raises: int | None = None  # a counter, None where nobody waits for it
+    raises: int | None = None  # a counter, None where nothing waits for it
 
 
 @dataclass(frozen=True)

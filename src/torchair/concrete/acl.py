@@ -31,7 +31,7 @@ from torchair.flags import debug_level
 from torchair.fx.forms import written
 from torchair.fx.passes import CAPTURE_PASSES, FX_KIND, fx_text
 from torchair.log import debug_print, logger
-from torchair.passes import FxContext, PassRunner, Whole
+from torchair.passes import FxContext, PassGroup, PassRunner
 from torchair.serde import dump_name, write_graph
 from torchair.store import atomic_write
 from torchair.structured import artifact
@@ -64,7 +64,7 @@ class AclConcreteGraph(ConcreteGraph):
         self.name = name
         self._settings, self._config = settings, config
         self._engine = engine
-        self._options = settings.capture.settled(fresh_results)
+        self._options = settings.capture.resolved(fresh_results)
         self._info = describe(gm, name, static, self._options)
 
     @property
@@ -80,7 +80,7 @@ class AclConcreteGraph(ConcreteGraph):
     def optimize(self, given: Sequence[Any], trace: Trace, aot_gm: fx.GraphModule | None) -> None:
         self._dump_if_wanted("original")
         runner = PassRunner(FX_KIND, self._settings, trace)
-        passes = Whole("all npugraph_ex pass", CAPTURE_PASSES, since=aot_gm)
+        passes = PassGroup("all npugraph_ex pass", CAPTURE_PASSES, since=aot_gm)
         runner.run(passes, self.forward, FxContext(given, self._config, self.name))
         self.forward.recompile()
         logger.debug("fx code of %s, ready for capture: %s", self.name, self.forward.code)

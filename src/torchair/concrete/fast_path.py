@@ -171,7 +171,7 @@ class _Entering:
             self._entry = self._captured.entry(list(args))
 
 
-class _Entry(NamedTuple):
+class _BoundEntry(NamedTuple):
     """The fast path."""
 
     enter: Callable[..., bool | None]
@@ -191,7 +191,7 @@ class _FastPath:
         self._usual, self._graph, self._counted = usual, graph, counted
         self._calls, self._patience = 0, FIRST
         self._served = 0
-        self._entry: _Entry | None = None
+        self._entry: _BoundEntry | None = None
         self._weights = _Weights(graph)
 
     def caller(self) -> Callable[..., Any]:
@@ -225,7 +225,7 @@ class _FastPath:
     def otherwise(self, args: Sequence[Any]) -> Any:
         """A usual call. After some in a row that were refused the guard is made anew."""
         entry = self._entry
-        if entry is not None and (count := entry.guarded.settle()):
+        if entry is not None and (count := entry.guarded.take_hits()):
             self._served += count
             self._calls = 0
         if entry is not None or self._patience == FIRST:
@@ -248,7 +248,7 @@ class _FastPath:
     def _frozen(self) -> FrozenTensors | None:
         return self._graph.session.current.frozen_tensors
 
-    def _made(self, args: Sequence[Any]) -> _Entry | None:
+    def _made(self, args: Sequence[Any]) -> _BoundEntry | None:
         graph, frozen = self._graph, self._frozen()
         inputs = graph.collect(args)
         if not reads_natively() or any(type(t) not in _PLAIN for t in inputs):
@@ -259,16 +259,16 @@ class _FastPath:
             frozen.add_hits(used - frozen.hits)  # those were no calls
         return made
 
-    def _bound(self, args: Sequence[Any], inputs: Sequence[torch.Tensor]) -> _Entry | None:
+    def _bound(self, args: Sequence[Any], inputs: Sequence[torch.Tensor]) -> _BoundEntry | None:
         graph, found = self._graph, self._graph.direct(inputs)
         if found is None:
             return None
         program, frozen = found
-        held = {} if frozen is None else frozen.tensors
+        frozen_inputs = {} if frozen is None else frozen.tensors
         records = [
             TensorLike(taken, t, tuple(t.shape), _strides(t))
             for k, (taken, t) in enumerate(zip(graph.taken, inputs, strict=True))
-            if k not in held
+            if k not in frozen_inputs
         ]
         guarded = program.guarded_entry(inputs, graph.taken, records, (), frozen, len(args))
         if guarded is None or any(program.results[i] >= 0 for i in graph.order):
@@ -278,7 +278,7 @@ class _FastPath:
         plainly = order == list(range(len(program.makers)))
         order_given = None if plainly else order
         loaded = graph.session.loaded
-        return _Entry(guarded.enter, program.makers, order_given, guarded, loaded)
+        return _BoundEntry(guarded.enter, program.makers, order_given, guarded, loaded)
 
 
 class _Weights:

@@ -78,8 +78,8 @@ class GeConcreteGraph(GraphCall, ConcreteGraph):
     """A converted FX graph in the engine."""
 
     consumes = False
-    """Whether AOTAutograd calls it with arguments that nobody else needs, and it may let go of them
-    as it runs."""
+    """Whether AOTAutograd calls it with arguments that have no other use: it may free them as it
+    runs."""
 
     def __init__(
         self,

@@ -289,14 +289,14 @@ class CaptureOptions:
             text = texts.get(source.path.rpartition(".")[2])
             if text is not None:
                 found[name] = source.convert(OPTIONS[source.path].read(str(text).lower()))
-        return cls(**found).settled()
+        return cls(**found).resolved()
 
     @staticmethod
     def names() -> set[str]:
         """The names of these options in the configuration."""
         return {source.path.rpartition(".")[2] for source in _sources(CaptureOptions).values()}
 
-    def settled(self, fresh_results: bool = False) -> CaptureOptions:
+    def resolved(self, fresh_results: bool = False) -> CaptureOptions:
         """With what follows: results that are copied, or are to be fresh, are not shared, and a
         pool of the user's is never shared by keys."""
         share = self.share_results and not self.clone_output and not fresh_results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,48 +56,96 @@ def of_aten(names: Mapping[str, str]) -> dict[Any, str]:
 _LITERALS = {"None": None, "1": 1, "[0]": [0]}
 
 
-def _converter(target: Any, row: Direct) -> Callable[..., Any]:
-    op_type, words, scale = row.type, row.words, factor if "~" in row.inputs else promote
-    parted = [text.partition("=") for text in row.attrs.split()]
-    renamed = [(ge_name, name or ge_name) for ge_name, _, name in parted]
+@dataclass(frozen=True)
+class _DirectPort:
+    """An input of a GE operator: an argument or a literal, and the type that it is cast to."""
 
-    @cache
-    def ports() -> list[tuple[str, str, str]]:
-        given, every = schema_of(target).arguments, row.inputs == "*"
-        names = [a.name for a in given if every or "Tensor" in str(a.type)]
-        return [n.partition(":") for n in (not every and row.inputs.split()) or names]
+    name: str
+    is_scale: bool
+    dtype: int | None  # of this input alone
+    keeps_type: bool
 
-    def attributes(given: dict[str, Any], dtype: Any) -> dict[str, Any]:
-        attrs = dict(row.fixed)
-        for ge_name, name in renamed:
+    @classmethod
+    def read(cls, text: str) -> _DirectPort:
+        """From a word of `Direct.inputs`."""
+        name, marked, dtype = text.partition(":")
+        own = DataType[f"DT_{dtype}"] if dtype else None
+        return cls(name.removeprefix("~"), name.startswith("~"), own, marked != "" and own is None)
+
+    def cast(self, value: Any, result: int, promoted: bool) -> Any:
+        """The value of this input beside a result of type `result`."""
+        if self.is_scale:
+            return factor(result, value)
+        if self.dtype is not None:
+            return promote(self.dtype, value)
+        return promote(result, value) if promoted and not self.keeps_type else value
+
+
+class _DirectRow:
+    """A row with the schema of its torch operator."""
+
+    def __init__(self, target: Any, row: Direct) -> None:
+        self.target, self.row = target, row
+        parted = [text.partition("=") for text in row.attrs.split()]
+        self._attrs = [(ge_name, name or ge_name) for ge_name, _, name in parted]
+
+    @cached_property
+    def ports(self) -> list[_DirectPort]:
+        """In the order of GE's ports."""
+        arguments, named = schema_of(self.target).arguments, self.row.inputs
+        if named == "*":
+            texts = [a.name for a in arguments]
+        elif named:
+            texts = named.split()
+        else:
+            texts = [a.name for a in arguments if "Tensor" in str(a.type)]
+        return list(map(_DirectPort.read, texts))
+
+    def given(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of a call by name, and the literals that rows may name."""
+        return bound(schema_of(self.target), args, kwargs) | _LITERALS
+
+    def attributes(self, given: dict[str, Any], dtype: Any) -> dict[str, Any]:
+        """Attributes of the GE operator; `dtype` is that of the result."""
+        attrs = dict(self.row.fixed)
+        for ge_name, name in self._attrs:
             value = dtype if name == "@" else given[name.strip("[]")]
             plain(value)
-            value = words[ge_name][value] if ge_name in words else value
+            if ge_name in self.row.words:
+                value = self.row.words[ge_name][value]
             attrs[ge_name] = [value] if name.startswith("[") else value
         return attrs
 
+
+def _converter(target: Any, row: Direct) -> Callable[..., Any]:
+    casts = row.promoted or row.recast or ":" in row.inputs or "~" in row.inputs
+    return _casting(_DirectRow(target, row)) if casts else _plain(_DirectRow(target, row))
+
+
+def _plain(known: _DirectRow) -> Callable[..., Any]:
+    """A converter that feeds arguments as they are."""
+    op_type, row = known.row.type, known.row
+
     def convert(*args: Any, meta_outputs: Any = None, **kwargs: Any) -> Any:
-        given = bound(schema_of(target), args, kwargs) | _LITERALS
-        attrs = attributes(given, getattr(meta_outputs, "dtype", None))
-        inputs = [given[name] for name, _, _ in ports()]
+        given = known.given(args, kwargs)
+        attrs = known.attributes(given, getattr(meta_outputs, "dtype", None))
+        inputs = [given[port.name] for port in known.ports]
         if row.alike:
             alike(*inputs)
         made = builder(op_type)(*inputs, **attrs)
         return wanted(made, meta_outputs) if isinstance(meta_outputs, list) else made
 
-    def promoting(*args: Any, meta_outputs: TensorSpec, **kwargs: Any) -> Any:
-        given, result = bound(schema_of(target), args, kwargs) | _LITERALS, meta_outputs.dtype
-        values = []
-        for name, marked, dtype in ports():
-            if name.startswith("~"):
-                values.append(scale(result, given[name[1:]]))
-            elif dtype or (row.promoted and not marked):
-                wanted = DataType[f"DT_{dtype}"] if dtype else result
-                values.append(promote(wanted, given[name]))
-            else:
-                values.append(given[name])
-        made = builder(op_type)(*values, **attributes(given, result))
+    return convert
+
+
+def _casting(known: _DirectRow) -> Callable[..., Any]:
+    """A converter that casts arguments, its result, or both."""
+    op_type, row = known.row.type, known.row
+
+    def convert(*args: Any, meta_outputs: TensorSpec, **kwargs: Any) -> Any:
+        given, result = known.given(args, kwargs), meta_outputs.dtype
+        values = [p.cast(given[p.name], result, row.promoted) for p in known.ports]
+        made = builder(op_type)(*values, **known.attributes(given, result))
         return cast_result(made, result) if row.recast else promote(result, made)
 
-    casts = row.promoted or row.recast or any(mark in row.inputs for mark in ":~")
-    return promoting if casts else convert
+    return convert

@@ -120,11 +120,11 @@ def _with_gaps(meta: torch.Tensor) -> dict[str, Any] | None:
     layout, strides = _layout(meta), meta.stride()
     if layout is None or layout["dense"] or not all(type(s) is int for s in strides):
         return layout
-    room = 0  # that all dims further inside need
+    inner_extent = 0  # that all dims further inside need
     for d in reversed(layout["dims"]):
-        if strides[d] <= room:
+        if strides[d] <= inner_extent:
             return layout
-        room += strides[d] * (meta.shape[d] - 1)
+        inner_extent += strides[d] * (meta.shape[d] - 1)
     return {**layout, "strides": list(strides)}
 
 
@@ -181,7 +181,7 @@ FUNCTIONALIZED = auto_functionalized_v2
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangedTensor:
     """A tensor that the operator changes: its argument, the place in a list, the view it is."""
 
     name: str
@@ -234,7 +234,7 @@ class UpdatingCall:
         infos = read_view_information_from_args(names, types, kwargs, self.bases)
         self.arguments = {**kwargs, **dict.fromkeys(names)}
         self.copies = [ge.Clone(b) for b in self.bases] if copy else list(self.bases)
-        self.changed: list[Changed] = []
+        self.changed: list[ChangedTensor] = []
         for name, info in infos.items():
             self._take_views(name, info, seen[name])
 
@@ -252,11 +252,11 @@ class UpdatingCall:
         values = [None if m is None else m.view for m in members]
         self.arguments[name] = values if several else values[0]
 
-    def _changed(self, name: str, position: int | None, info: Any, seen: Any) -> Changed:
+    def _changed(self, name: str, position: int | None, info: Any, seen: Any) -> ChangedTensor:
         if _is_reshaped(seen, self.metas[info.base_index]):
             view: Value = ge.Reshape(self.copies[info.base_index], info.size)
-            return Changed(name, position, info, view, True)
-        return Changed(name, position, info, self._view(info), False)
+            return ChangedTensor(name, position, info, view, True)
+        return ChangedTensor(name, position, info, self._view(info), False)
 
     def _view(self, info: Any) -> Value:
         base, meta = self.copies[info.base_index], self.metas[info.base_index]
@@ -278,7 +278,7 @@ class UpdatingCall:
             results = [news[0]]  # what an in-place operator returns is its argument
         return [*(results or [None]), *self.copies]
 
-    def _put_back(self, changed: Changed, new: Value) -> Value:
+    def _put_back(self, changed: ChangedTensor, new: Value) -> Value:
         info = changed.info
         base, meta = self.copies[info.base_index], self.metas[info.base_index]
         if changed.reshaped:
@@ -358,7 +358,7 @@ def _by_converter(
     return [] if out is None else [out], news
 
 
-def _updated(update: UpdatingCall, changed: Changed, made: set[Any]) -> Value:
+def _updated(update: UpdatingCall, changed: ChangedTensor, made: set[Any]) -> Value:
     """The output that is the new value of an input: it has the same name. A converter may let
     several operators update it, one after the other."""
     latest = changed.view

@@ -56,7 +56,7 @@ LEFT_OUT: dict[str, str] = dict.fromkeys(_WRITE, _FUNCTIONAL) | {
 # ---- the table as data ----
 
 _PACKAGE = Path(__file__).parents[1]
-_HOMES = ("torchair.convert", "torchair.ascend.convert")
+_PACKAGES = ("torchair.convert", "torchair.ascend.convert")
 _IMPLIED: dict[str, tuple[str, ...]] = {"promote": ("Cast",), "cast_result": ("Cast",)}
 
 
@@ -112,7 +112,7 @@ def _types(fn: FunctionType | Any, seen: set[Any]) -> Iterator[str]:
         yield from _known(name)
         yield from _IMPLIED.get(name, ())
         value = fn.__globals__.get(name, vars(operands).get(name))
-        if isinstance(value, FunctionType) and value.__module__.startswith(_HOMES):
+        if isinstance(value, FunctionType) and value.__module__.startswith(_PACKAGES):
             yield from _types(value, seen)
     for inner in cells:
         if isinstance(inner, FunctionType):

@@ -25,8 +25,9 @@ import torch
 from torchair.configs.compiler_config import CompilerConfig, engine_keys, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, given
 from torchair.deploy import stored
-from torchair.deploy.compiled import CompiledModel, Version, autocast_types, shape_of
-from torchair.deploy.guards import Traced
+from torchair.deploy.call_version import Version, autocast_types
+from torchair.deploy.compiled import CompiledModel, shape_of
+from torchair.deploy.guards import TracedGraph
 from torchair.deploy.tensor_refs import Roots, SharedMemory, roots_of
 from torchair.deploy.trees import CallShape
 from torchair.errors import InputError
@@ -82,7 +83,8 @@ Ranks = tuple[int | None, int | None, int | None]
 def rank_folder(whole: int | None, tensor: int | None, pipeline: int | None) -> str:
     """The name of the folder of this process, empty where it is alone."""
     size, rank = world() or (1, 0)
-    parts = [f"world{size}global_rank{rank if whole is None else whole}"] if size > 1 else []
+    number = rank if whole is None else whole
+    parts = [f"world{size}global_rank{number}"] if size > 1 else []
     named = (("tp_rank", tensor), ("pp_rank", pipeline))
     return "_".join([*parts, *(f"{name}{n}" for name, n in named if n is not None)])
 
@@ -100,7 +102,7 @@ class CachedCall(CompiledModel):
     ) -> None:
         super().__init__(func, config, dynamic, "recompile", dict(decompositions or {}))
         self._path = path
-        self._unsaved: tuple[stored.Artifact, Traced] | None = None
+        self._unsaved: tuple[stored.Artifact, TracedGraph] | None = None
         self._keeps = True  # until calls turn out to need several versions
 
     @property
@@ -109,13 +111,13 @@ class CachedCall(CompiledModel):
         assert self._path is not None
         return self._path
 
-    def _slowly(self, *args: Any, **kwargs: Any) -> Any:
+    def _usual_path(self, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if self.versions else no_garbage_collection():
             with self._lock:
                 if not self.versions:
                     self._begin(args, kwargs)
             with label("cache_compiler inference"):
-                result = super()._slowly(*args, **kwargs)
+                result = super()._usual_path(*args, **kwargs)
         if self._unsaved is not None:
             self._save()
         return result
@@ -216,8 +218,8 @@ class CachedMethod(CachedCall):
         elif ge_cache:
             words.append("gecache")
         self._owner, self._kind, self._ranks = owner, "_".join(words), ranks
-        self._home = _root(cache_dir)
-        foreign = _foreign(self._home)
+        self._root_folder = _root(cache_dir)
+        foreign = _foreign(self._root_folder)
         if foreign is not None:  # its files are neither trusted nor replaced
             self._keeps = False
             self._not_cached(foreign)
@@ -227,7 +229,7 @@ class CachedMethod(CachedCall):
         """The file of this method, for the process that asks."""
         if self._path is None:
             digest = hashlib.md5(self._identity().encode(), usedforsecurity=False).hexdigest()
-            folder = self._home / f"{self._kind}_{digest}" / rank_folder(*self._ranks)
+            folder = self._root_folder / f"{self._kind}_{digest}" / rank_folder(*self._ranks)
             self._path = Path(os.path.realpath(folder / self.model.__name__ / stored.FILE))
         return self._path
 
@@ -265,9 +267,9 @@ class CachedMethod(CachedCall):
 
     def _warn_other_options(self) -> None:
         """A method that is kept under other options has another folder: say which they are."""
-        where = self.path.relative_to(os.path.realpath(self._home)).parts[1:]
+        where = self.path.relative_to(os.path.realpath(self._root_folder)).parts[1:]
         now = self._options()
-        for file in sorted(Path(os.path.realpath(self._home)).glob(f"{self._kind}_*")):
+        for file in sorted(Path(os.path.realpath(self._root_folder)).glob(f"{self._kind}_*")):
             try:
                 then = stored.Artifact.read(file.joinpath(*where)).options
             except (OSError, ValueError):
@@ -441,11 +443,11 @@ class FromFile(CompiledModel):
     def __repr__(self) -> str:
         return f"<compiled {self._found.name}>"
 
-    def _slowly(self, *args: Any, **kwargs: Any) -> Any:
+    def _usual_path(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
             if not self.versions:
                 self.versions.append(self._version(args, kwargs))
-        return super()._slowly(*args, **kwargs)
+        return super()._usual_path(*args, **kwargs)
 
     def _version(self, args: Any, kwargs: Mapping[str, Any]) -> Version:
         shape = CallShape(args, dict(kwargs), self._found.arguments["names"])

@@ -1,7 +1,7 @@
 """`torchair.compile`: a model traced once; its calls are our guards and the plan, no Dynamo.
 
-A version is the model compiled for one kind of call: its guards, and the fast path through
-it. A compiled model is called as the model is, and finds the version.
+A compiled model is called as the model is. It finds the version for the call, which is the model
+compiled for one kind of call (`call_version.py`).
 """
 
 from __future__ import annotations
@@ -17,297 +17,31 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import torch
-from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 
 from torchair.backend import config_in, settings_of
 from torchair.configs.compiler_config import CompilerConfig, apply_options, warn_about
-from torchair.deploy.guards import Expected, Guards, Traced, TraceError
+from torchair.deploy.call_version import Version
+from torchair.deploy.guards import Expected, TracedGraph, TraceError
 from torchair.deploy.tensor_refs import (
-    ModelState,
     ModuleWalk,
-    Roots,
     SharedMemory,
     TensorRef,
     roots_of,
     tensor_refs_of,
 )
-from torchair.deploy.trees import CallShape, only, result_of
-from torchair.engine.run.native import GuardedEntry
-from torchair.errors import GraphError, InputError
+from torchair.deploy.trees import CallShape
+from torchair.errors import GraphError
 from torchair.locks import RLock
 from torchair.log import warn_once
-from torchair.torch_private.dispatch import is_any_autocast_enabled, set_grad_enabled
-from torchair.torch_private.forward_ad import computes_tangents
-from torchair.torch_private.profiler import is_profiling
 from torchair.trace import start_debug_log
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from torchair.capture import AclGraph
-    from torchair.capture.entered import Enterable, Guard, ReplayEntry
     from torchair.engine.session import GraphSummary, TorchNpuGraph
 
-
-# ---- one kind of call ----
-
-
 Dynamic = bool | Mapping[str, Sequence[int]]
-
-# calls of a kind before they get a native guard, twice as many after each try in vain
-_PATIENCE = 2
-_LONGEST = 1024
-
-
-def autocast_types() -> str:
-    """What autocast computes in, by device; nothing where it is off."""
-    if not is_any_autocast_enabled():
-        return ""
-    on = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
-    return ", ".join(f"{torch.get_autocast_dtype(d)} on {d}" for d in on) or "another device"
-
-
-class Version:
-    """The model compiled for one kind of call."""
-
-    def __init__(
-        self,
-        roots: Roots,
-        shape: CallShape,
-        traced: Traced,
-        refs: Sequence[Sequence[TensorRef]],
-    ) -> None:
-        """`roots` are the modules that calls read, `refs` where the first arguments of the graph
-        are."""
-        self._shape, self._traced = shape, traced
-        self.state = ModelState(roots, refs, traced.written)
-        self._guards = Guards(traced.specs, traced.conditions)
-        self._finish = result_of(traced.result, traced.constants)
-        self._autocast = autocast_types()
-        self._calls, self._patience = 0, _PATIENCE
-        self._made: Callable[..., Any] | None = None
-        shape.forget()
-
-    def fitting(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any] | None:
-        """The flat arguments of a call that this was compiled for, else None."""
-        flat = self._shape.flat(args, kwargs)
-        if flat is None or self._recast() or not self._guards.check(flat):
-            return None
-        return flat if self.state.problem() is None else None
-
-    def mismatch(self, args: Sequence[Any], kwargs: dict[str, Any]) -> InputError:
-        """Why a call does not fit."""
-        flat = self._shape.flat(args, kwargs)
-        if flat is None:
-            return InputError(
-                "nesting or names of the arguments differ from those of the compiled call",
-                expected=", ".join(self._shape.labels) or "no arguments",
-                got=f"{len(args)} by position, by name: {', '.join(kwargs) or 'none'}",
-            )
-        if self._recast():
-            return InputError(
-                "autocast is not what it was when the call was compiled",
-                expected=self._autocast or "no autocast",
-                got=autocast_types() or "no autocast",
-            )
-        error = self._guards.mismatch(flat) or self.state.problem()
-        assert error is not None
-        return error
-
-    @property
-    def _recast(self) -> Callable[[], bool]:
-        """Whether autocast computes in other types than when this was compiled."""
-        known = self._autocast
-        return (lambda: autocast_types() != known) if known else is_any_autocast_enabled
-
-    def shared(self, flat: Sequence[Any]) -> SharedMemory | None:
-        """What arguments that fit share with what the call updates: the graph was traced as if it
-        were nothing."""
-        if not self._traced.written or not self._traced.tensors:
-            return None
-        given = {self._traced.specs[k].name: flat[k] for k in self._traced.tensors}
-        return self.state.sharing().problem(given)
-
-    def run(self, flat: Sequence[Any]) -> Any:
-        """The result for flat arguments that fit."""
-        args, runner = self._arguments(flat), self._traced.runner
-        grad = torch.is_grad_enabled()
-        set_grad_enabled(False)
-        try:
-            if runner is None:
-                return self._finish(self._traced.wrapped(*args))
-            results = runner.run(args)
-        finally:
-            set_grad_enabled(grad)
-        if self._traced.written:
-            increment_version([args[k] for k in self._traced.written])
-        return self._finish(results)
-
-    def _updated(self) -> Callable[[Sequence[Any]], list[torch.Tensor]] | None:
-        """What a call updates, of its flat arguments; None if nothing."""
-        if not self._traced.written:
-            return None
-        count, tensors = len(self.state.tensors), self._traced.tensors
-        own = [self.state.tensors[k] for k in self._traced.written if k < count]
-        given = [tensors[k - count] for k in self._traced.written if k >= count]
-        return lambda flat: [*own, *[flat[k] for k in given]]
-
-    def _arguments(self, flat: Sequence[Any]) -> list[Any]:
-        return [*self.state.tensors, *[flat[k] for k in self._traced.tensors]]
-
-    @property
-    def _graph(self) -> Any:
-        return None if self._traced.runner is None else self._traced.runner.runner
-
-    def session(self, exchanged: bool = False) -> TorchNpuGraph:
-        """The engine's handle of the graph, compiled. GraphError where the graph is not one of the
-        engine with fixed sizes, and where its memory is to be `exchanged` but a GPU replays it."""
-        from torchair.devices.base import engine_graph
-
-        graph = engine_graph(self._graph)
-        if graph is None or not graph.plain or graph.graph.is_dynamic:
-            raise GraphError("the model is not one graph of the engine that has fixed sizes")
-        if exchanged and not getattr(self._graph, "plain", False):
-            raise GraphError("a GPU replays the model in memory that it was recorded with")
-        unknown = [None] * len(self._traced.tensors)  # of these nothing is frozen
-        graph.compile(graph.collect([*self.state.tensors, *unknown]))
-        return graph.session
-
-    def forget(self) -> None:
-        """Invalidate the fast path: it captured its own memory."""
-        self._made = None
-
-    def quick(
-        self, flat: Sequence[Any], slowly: Callable[..., Any], tried: Callable[..., Any]
-    ) -> Callable[..., Any] | None:
-        """Calls like this one as one native call; None if that is not possible, or too early.
-        `tried` is the native call that has refused these arguments, if any."""
-        if self._made is not None and tried is not self._made:
-            return self._made  # of another version
-        self._calls += 1
-        if self._calls < self._patience or not self._shape.simple or not self.state.native:
-            return None
-        self._calls, self._patience = 0, min(2 * self._patience, _LONGEST)
-        graph = self._graph
-        captured = getattr(graph, "captured", None)
-        if captured is not None:
-            return self._replaying(captured, flat, slowly)
-        if not getattr(graph, "plain", False):  # inputs are arguments as they are, results new
-            return None
-        inputs = graph.collect(self._arguments(flat))
-        found = graph.direct(inputs)
-        if found is None:
-            return None
-        count, tensors = len(self.state.tensors), self._traced.tensors
-        positions = [tensors[a - count] if a >= count else -1 for a in graph.taken]
-        program, frozen_tensors = found
-        entry = program.guarded_entry(
-            inputs, positions, self._guards.records(flat), self.state.entries(), frozen_tensors
-        )
-        if entry is None or any(program.results[i] >= 0 for i in graph.order):
-            return None
-        fresh = [i for i, k in enumerate(program.results) if k < 0]
-        order = [fresh.index(i) for i in graph.order]
-        state = self._recast, self._updated()
-        made = _direct(entry, order, self._finish, slowly, *state)
-        self._patience = _PATIENCE
-        if self._traced.written and tensors:
-            made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
-        self._made = made
-        return made
-
-    def _replaying(
-        self, captured: AclGraph, flat: Sequence[Any], slowly: Callable[..., Any]
-    ) -> Callable[..., Any] | None:
-        """The same of a graph that is replayed."""
-        count, tensors = len(self.state.tensors), self._traced.tensors
-        positions = [*[-1] * count, *tensors]
-        args, records = self._arguments(flat), self._guards.records(flat)
-
-        def guard(graph: Enterable) -> Guard | None:
-            return graph.guard_of_call(args, positions, records, self.state.entries())
-
-        entry = captured.entry(args, guard)
-        if entry is None:
-            return None
-        made = _replayed(entry, self._finish, slowly, self._recast, self._updated())
-        self._patience = _PATIENCE
-        if self._traced.written and tensors:
-            made = self.state.sharing().guarding(made, slowly, {k: flat[k] for k in tensors})
-        self._made = made
-        return made
-
-
-def _replayed(
-    entry: ReplayEntry,
-    finish: Callable[[Sequence[Any]], Any],
-    slowly: Callable[..., Any],
-    recast: Callable[[], bool],
-    updated: Callable[[Sequence[Any]], list[torch.Tensor]] | None,
-) -> Callable[..., Any]:
-    """The whole call of a graph that is replayed, as of `_direct`."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or recast() or is_profiling() or computes_tangents():
-            return slowly(*args, **kwargs)
-        results = entry(args)
-        if results is None:
-            return slowly(*args, **kwargs)
-        if updated is not None:
-            increment_version(updated(args))
-        return finish(results)
-
-    return call
-
-
-def _direct(
-    entry: GuardedEntry,
-    order: Sequence[int],
-    finish: Callable[[Sequence[Any]], Any],
-    slowly: Callable[..., Any],
-    recast: Callable[[], bool],
-    updated: Callable[[Sequence[Any]], list[torch.Tensor]] | None,
-) -> Callable[..., Any]:
-    """The whole call: results are allocated, the native guard does the rest. `recast` tells whether
-    autocast is another one, `updated` the tensors whose versions count the call."""
-    makers, enter = entry.program.makers, entry.enter
-
-    def otherwise(done: bool | None, args: Any, kwargs: Any) -> Any:
-        if done is None:
-            raise entry.failure()
-        entry.settle()
-        return slowly(*args, **kwargs)
-
-    if len(makers) == 1 and finish is only:
-        make = makers[0]
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs or recast() or is_profiling() or computes_tangents():
-                return slowly(*args, **kwargs)
-            made = make()
-            done = enter(*args, made)
-            if not done:
-                return otherwise(done, args, kwargs)
-            if updated is not None:
-                increment_version(updated(args))
-            return made
-
-        return call
-    in_order = list(order) == list(range(len(makers)))
-
-    def call_several(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or recast() or is_profiling() or computes_tangents():
-            return slowly(*args, **kwargs)
-        made = [make() for make in makers]
-        done = enter(*args, *made)
-        if not done:
-            return otherwise(done, args, kwargs)
-        if updated is not None:
-            increment_version(updated(args))
-        return finish(made if in_order else [made[k] for k in order])
-
-    return call_several
 
 
 def shape_of(model: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> CallShape:
@@ -504,12 +238,12 @@ class CompiledModel:
         self._on_mismatch = on_mismatch
         self._lock = _models
         self.most = _VERSIONS
-        self._quick: Callable[..., Any] = self._slowly
+        self._fast_path: Callable[..., Any] = self._usual_path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():  # a part of what torch.compile traces
             return self.model(*args, **kwargs)
-        return self._quick(*args, **kwargs)
+        return self._fast_path(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "model":  # not there yet, as in a copy that is being made
@@ -518,12 +252,12 @@ class CompiledModel:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or what is loaded, compiles anew: native code knows the first one's tensors."""
-        return {k: v for k, v in vars(self).items() if k not in ("_lock", "_quick")} | {
+        return {k: v for k, v in vars(self).items() if k not in ("_lock", "_fast_path")} | {
             "versions": []
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=_models, _quick=self._slowly)
+        self.__dict__.update(state, _lock=_models, _fast_path=self._usual_path)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -553,7 +287,7 @@ class CompiledModel:
             self.versions.insert(0, made)
         return made
 
-    def trace(self, shape: CallShape) -> tuple[Traced, list[list[TensorRef]]]:
+    def trace(self, shape: CallShape) -> tuple[TracedGraph, list[list[TensorRef]]]:
         """The graph of calls of a shape, and where its first arguments are."""
         from torchair.deploy.tracing import trace
 
@@ -582,7 +316,7 @@ class CompiledModel:
                 refs[k] = [TensorRef.nowhere()]
         return traced, refs
 
-    def _slowly(self, *args: Any, **kwargs: Any) -> Any:
+    def _usual_path(self, *args: Any, **kwargs: Any) -> Any:
         """A call through Python: finds the version, and makes the fast path to it."""
         if _tracer == get_ident():  # another one, which this is a part of
             return self.model(*args, **kwargs)
@@ -593,7 +327,8 @@ class CompiledModel:
         result = version.run(flat)
         if not kwargs:
             with self._lock:
-                self._quick = version.quick(flat, self._slowly, self._quick) or self._quick
+                found = version.fast_path(flat, self._usual_path, tried=self._fast_path)
+                self._fast_path = found or self._fast_path
         return result
 
     def _eagerly(self, reason: SharedMemory, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -629,7 +364,7 @@ class CompiledModel:
         """The engine's handle of the graph, for memory of the user: the fast path has its own."""
         found = self._latest.session(exchanged=True)
         self._latest.forget()
-        self._quick = self._slowly
+        self._fast_path = self._usual_path
         return found
 
     def _find(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Version, list[Any]]:

@@ -18,9 +18,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchair.configs.compiler_config import CompilerConfig
-from torchair.deploy.compiled import CompiledModel, Version, shape_of
+from torchair.deploy.call_version import Version
+from torchair.deploy.compiled import CompiledModel, shape_of
 from torchair.deploy.export import call_leaves, file_call, put_weights
-from torchair.deploy.guards import Condition, Expected, Guards, NumberSpec, Spec, Traced, ValueSpec
+from torchair.deploy.guards import (
+    Condition,
+    Expected,
+    Guards,
+    NumberSpec,
+    Spec,
+    TracedGraph,
+    ValueSpec,
+)
 from torchair.deploy.package import FileArgument, NotNested, Package, nesting_of
 from torchair.deploy.tensor_refs import roots_of, tensor_refs_of
 from torchair.deploy.trees import CallShape, result_of
@@ -211,7 +220,7 @@ def _paths(made: CompiledProgram, shape: CallShape) -> list[tuple[str | int, ...
     return list(found)
 
 
-def _file_guards(contract: Contract, traced: Traced) -> dict[str, Any]:
+def _file_guards(contract: Contract, traced: TracedGraph) -> dict[str, Any]:
     """What calls of the file must be: as traced, in any memory layout, within the ranges of the
     export."""
     specs: list[Spec] = []
@@ -256,7 +265,7 @@ def _readable(specs: Sequence[Spec], conditions: Sequence[str]) -> Guards:
     return Guards(renamed, [_renamed(c, names) for c in conditions])
 
 
-def _nesting(traced: Traced) -> Any:
+def _nesting(traced: TracedGraph) -> Any:
     """How results are nested; None, for a tuple, where that is not known."""
     count = traced.result.num_leaves - len(traced.constants)
     marks = [torch.empty(0) for _ in range(count)]
@@ -279,23 +288,23 @@ def read_program(path: FilePath, trust: bool = False) -> ExportedProgram:
     others may have written is refused, unless the caller trusts it."""
     if not trust:
         _check_owner(Path(path))
-    held = _HeldErrors()
+    deferred = _DeferredErrors()
     log = logging.getLogger(torch.export.__name__)
-    log.addFilter(held)
+    log.addFilter(deferred)
     try:
         return torch.export.load(path)
     except OSError as error:
         raise SerializationError(f"cannot read the file: {error.strerror}", file=path) from error
     except Exception as error:  # whatever pickle, zipfile, json and torch make of damaged bytes
-        reason = str(held.first or error).partition("\n")[0].partition(". ")[0]
+        reason = str(deferred.first or error).partition("\n")[0].partition(". ")[0]
         raise SerializationError(
             f"this is not a program of torch.export: {reason}", file=path
         ) from error
     finally:
-        log.removeFilter(held)
+        log.removeFilter(deferred)
 
 
-class _HeldErrors(logging.Filter):
+class _DeferredErrors(logging.Filter):
     """torch logs the traceback of what is wrong with an archive, and then reads it as an older
     format. The traceback is held back: it is the reason if that fails, too."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchair.engine.run.frozen import ANY, Same, TensorLike, argument_guard
+from torchair.engine.run.frozen import ANY, EqualValue, TensorLike, argument_guard
 from torchair.errors import InputError, TorchairError
 from torchair.runner import GmRunner
 from torchair.torch_private import pytree
@@ -264,15 +264,15 @@ class Guards:
             self._checks = [made, *checks][:_MOST_CHECKS]
         return True
 
-    def records(self, args: Sequence[Any]) -> list[TensorLike | Same]:
+    def records(self, args: Sequence[Any]) -> list[TensorLike | EqualValue]:
         """The native comparison with arguments that fit."""
-        found: list[TensorLike | Same] = []
+        found: list[TensorLike | EqualValue] = []
         for k, (spec, t) in enumerate(zip(self.specs, args, strict=True)):
             if isinstance(spec, Expected):
                 strides = tuple(ANY if s is None else s for s in spec.strides_for(t.shape))
                 found.append(TensorLike(k, t, tuple(t.shape), strides))
             else:
-                found.append(Same(k, spec.value if isinstance(spec, ValueSpec) else t))
+                found.append(EqualValue(k, spec.value if isinstance(spec, ValueSpec) else t))
         return found
 
     def mismatch(self, args: Sequence[Any]) -> InputError | None:
@@ -363,7 +363,7 @@ class TraceError(TorchairError, RuntimeError):
 
 
 @dataclass
-class Traced:
+class TracedGraph:
     """A compiled graph with what its calls must be."""
 
     runner: GmRunner | None

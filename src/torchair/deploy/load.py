@@ -428,17 +428,17 @@ def _from_file(node: Node, path: Path) -> torch.Tensor:
         named = Path(str(node.attr("file_path")))
     except (TypeError, ValueError, KeyError) as error:
         raise SerializationError(f"{node.name}: {error!r}") from error
-    home = path.resolve().parent
-    for place in (home / named.name, home / named.parent.name / named.name, Path.cwd() / named):
+    folder = path.resolve().parent
+    for place in (folder / named.name, folder / named.parent.name / named.name, Path.cwd() / named):
         real = place.resolve()
-        if real.is_file() and real.is_relative_to(home):
+        if real.is_file() and real.is_relative_to(folder):
             try:
                 return read_elements(dims, code, mapped(real))
             except SerializationError as error:
                 raise SerializationError(f"{real.name}: {error}") from error
     raise SerializationError(
         f"the weight {node.name} is in a file {named.name!r} that is not beside the model",
-        hint=f"copy it to {home}",
+        hint=f"copy it to {folder}",
     )
 
 

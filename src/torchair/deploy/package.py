@@ -57,8 +57,8 @@ def nesting_of(value: Any, leaf: Callable[[Any], dict[str, Any] | None], depth: 
             raise NotNested("a dict has keys that are neither numbers nor texts")
         return {kind: [[k, nesting_of(v, leaf, depth + 1)] for k, v in value.items()]}
     if is_dataclass(value):
-        held = ((f.name, getattr(value, f.name)) for f in fields(value))
-        return {"fields": [[name, nesting_of(v, leaf, depth + 1)] for name, v in held]}
+        named = ((f.name, getattr(value, f.name)) for f in fields(value))
+        return {"fields": [[name, nesting_of(v, leaf, depth + 1)] for name, v in named]}
     return {"fields": _attributes(value, leaf, depth)}
 
 

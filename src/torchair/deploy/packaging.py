@@ -1,6 +1,6 @@
 """`torchair.package`: one file with graph, weights and machine code for many machines.
 
-The code is made here, by LLVM for any processor that it knows. Whoever loads the file needs
+The code is made here, by LLVM for any processor that it knows. A process that loads the file needs
 neither LLVM nor a compiler. The graph is planned for each processor as a loaded one would be, and
 the kernels of these plans are compiled. Where sizes vary, that is done for sizes all over their
 range: most kernels serve any size.

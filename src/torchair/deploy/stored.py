@@ -27,14 +27,14 @@ import torch
 
 from torchair.configs.compiler_config import CompilerConfig, Settings
 from torchair.configs.options import MAX_AUTOTUNE, NPUGRAPH_EX, OptionMaps
-from torchair.deploy.compiled import Version
-from torchair.deploy.guards import Expected, Guards, Traced
+from torchair.deploy.call_version import Version
+from torchair.deploy.guards import Expected, Guards, TracedGraph
 from torchair.deploy.tensor_refs import ModuleWalk, Roots, TensorRef, roots_of, tensor_refs_of
 from torchair.deploy.trees import CallShape, spec_of
 from torchair.engine.plan.records import picker
 from torchair.engine.run.frozen import FrozenTensors
 from torchair.engine.run.native import DirectProgram, ProgramPool
-from torchair.engine.run.recipe import Stored, plan_of
+from torchair.engine.run.recipe import StoredPlan, plan_of
 from torchair.flags import Flags, poisoning
 from torchair.locks import Lock
 from torchair.log import EVENT_LEVEL, logger
@@ -106,8 +106,8 @@ class Artifact:
         """The content of a file."""
         known = asdict(self)
         del known["graph"]
-        head = json.dumps(known, separators=(",", ":")).encode()
-        body = len(head).to_bytes(8, "little") + head + self.graph
+        header = json.dumps(known, separators=(",", ":")).encode()
+        body = len(header).to_bytes(8, "little") + header + self.graph
         return _MAGIC + _checksum(body) + body
 
     @classmethod
@@ -171,7 +171,7 @@ class ReadyCall:
 
     def __init__(
         self,
-        stored: Stored,
+        stored: StoredPlan,
         taken: Sequence[int],
         order: Sequence[int],
         opened: Callable[[], GraphCall],
@@ -184,7 +184,7 @@ class ReadyCall:
         self.taken, self.order = list(taken), list(order)
         self.collect = picker(self.taken)
         self._stored, self._pool = stored, ProgramPool(plan)
-        self._held: FrozenTensors | None = None  # weights that are frozen
+        self._frozen: FrozenTensors | None = None  # weights that are frozen
         self._open = opened
         self._opened: GraphCall | None = None
         self._lock = Lock()
@@ -216,15 +216,15 @@ class ReadyCall:
             return False
         if not self._stored.frozen:
             return True
-        if self._held is None:
+        if self._frozen is None:
             with self._lock:
-                if self._held is None:
+                if self._frozen is None:
                     self._stored.freeze(inputs)
                     weights = {i: inputs[i] for i in self._stored.frozen}
-                    self._held = FrozenTensors(
+                    self._frozen = FrozenTensors(
                         weights, len(inputs), {i for i, *_ in self._stored.packs}
                     )
-        return self._held.same(inputs)
+        return self._frozen.same(inputs)
 
     def direct(
         self, inputs: Sequence[torch.Tensor]
@@ -232,7 +232,7 @@ class ReadyCall:
         """A program of its own that Python enters in one call."""
         if not self._serves(inputs):
             return self.call.direct(inputs)
-        return DirectProgram(self._stored.plan), self._held
+        return DirectProgram(self._stored.plan), self._frozen
 
     @property
     def call(self) -> GraphCall:
@@ -291,8 +291,8 @@ class _CodeWalk:
         found = getattr(found, "__wrapped__", found)
         if not isinstance(found, (FunctionType, type)) or id(found) in self._seen:
             return
-        home = getattr(found, "__module__", None) or ""
-        if not self._is_known(home) and len(self._seen) < _MOST:
+        module = getattr(found, "__module__", None) or ""
+        if not self._is_known(module) and len(self._seen) < _MOST:
             self._seen[id(found)] = found
             self._work.append(found)
 
@@ -396,7 +396,7 @@ def loaded(found: Artifact, roots: Roots, shape: CallShape, config: CompilerConf
     ready = ReadyCall.of(found.plan, lambda: _runnable(found, engine).call)
     run: Any = ready or _run_of(_runnable(found, engine), found, config)
     runner = GmRunner(run, Trace())
-    traced = Traced(
+    traced = TracedGraph(
         runner,
         runner,
         list(guards.specs),
@@ -496,8 +496,8 @@ def numbers_of(roots: Roots) -> dict[str, str]:
     found: dict[str, str] = {}
     seen: set[int] = set()
     modules = ModuleWalk(roots).modules
-    held = [(f"{p}.{k}" if p else k, k, v) for p, m, _ in modules for k, v in vars(m).items()]
-    for name, key, value in held:
+    attributes = [(f"{p}.{k}" if p else k, k, v) for p, m, _ in modules for k, v in vars(m).items()]
+    for name, key, value in attributes:
         if key.startswith("_"):  # weights, submodules, hooks
             continue
         if _is_plain(value):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchair.deploy.guards import Guards, Traced
+from torchair.deploy.guards import Guards, TracedGraph
 from torchair.deploy.stored import PLAIN, Artifact, NotStored, arguments_of, numbers_of, weight_of
 from torchair.deploy.tensor_refs import ModuleWalk, Roots, TensorRef
 from torchair.deploy.trees import CallShape, spec_text
@@ -24,7 +24,7 @@ from torchair.store import FilePath, atomic_write
 
 
 def stored(
-    traced: Traced, refs: Sequence[Sequence[TensorRef]], shape: CallShape, roots: Roots
+    traced: TracedGraph, refs: Sequence[Sequence[TensorRef]], shape: CallShape, roots: Roots
 ) -> dict[str, Any]:
     """What an Artifact says of the graph. The graph must not have run yet: running changes it."""
     graph, capture = _graph_of(traced)
@@ -58,7 +58,7 @@ def stored(
         raise NotStored(str(e).partition("\n")[0]) from e
 
 
-def finish(made: Artifact, traced: Traced) -> None:
+def finish(made: Artifact, traced: TracedGraph) -> None:
     """Keep the graph as it runs, after a call has optimised it, and its plan, where a file can hold
     that."""
     call, capture = _graph_of(traced)
@@ -89,7 +89,7 @@ def _device_of(values: Sequence[Any]) -> str:
     return next((d for d in tensors if d != "cpu"), "cpu")
 
 
-def _graph_of(traced: Traced) -> tuple[GraphCall, dict[str, Any] | None]:
+def _graph_of(traced: TracedGraph) -> tuple[GraphCall, dict[str, Any] | None]:
     """The graph in the engine, and what a capture of it must know."""
     if traced.runner is None:
         raise NotStored("results share memory with arguments, or arguments are replaced")

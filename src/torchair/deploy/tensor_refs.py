@@ -70,11 +70,11 @@ def roots_of(target: Any) -> dict[str, torch.nn.Module]:
     if code is None:
         return found
     known = function.__globals__
-    held = {name: known[name] for name in code.co_names if name in known}
+    referenced = {name: known[name] for name in code.co_names if name in known}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):  # it is empty
-            held[name] = cell.cell_contents
-    for name, value in held.items():
+            referenced[name] = cell.cell_contents
+    for name, value in referenced.items():
         if isinstance(value, torch.nn.Module) and value is not owner:
             found[f"<{name}>"] = value
     return found
@@ -107,11 +107,12 @@ def _within(ref: TensorRef) -> list[TensorRef]:
     if not is_traceable_wrapper_subclass(tensor):
         return [ref]
     parts: Any = tensor
-    names, held = parts.__tensor_flatten__()[0], getattr(tensor, "__dict__", {})
-    if not all(isinstance(held.get(n), torch.Tensor) and _is_plain(held[n]) for n in names):
+    names, attributes = parts.__tensor_flatten__()[0], getattr(tensor, "__dict__", {})
+    inner = [attributes.get(n) for n in names]
+    if not all(isinstance(t, torch.Tensor) and _is_plain(t) for t in inner):
         return [ref]
     via = (*ref.via, (ref.name, DictEntry(ref.place, ref.key, tensor)))
-    return [TensorRef(held, n, f"{ref.name}.{n}", via=via) for n in names]
+    return [TensorRef(attributes, n, f"{ref.name}.{n}", via=via) for n in names]
 
 
 _OWN = frozenset(vars(torch.nn.Module()))  # attributes that every module has
@@ -133,8 +134,8 @@ class ModuleWalk:
         self._work: list[tuple[str, Any, Via]] = []
         for name, root in roots.items():
             self._take(root, name, ())
-        for name, held, via in self._work:  # which grows
-            self._open(name, held, via)
+        for name, container, via in self._work:  # which grows
+            self._open(name, container, via)
 
     def _take(self, root: torch.nn.Module, name: str, via: Via) -> None:
         for prefix, module in root.named_modules(prefix=name):
@@ -143,25 +144,27 @@ class ModuleWalk:
                 self.modules.append((prefix, module, via))
                 self._work.append((prefix, module, via))
 
-    def _open(self, name: str, held: Any, via: Via) -> None:
+    def _open(self, name: str, container: Any, via: Via) -> None:
         items: list[tuple[str, Any, Any]]
-        if isinstance(held, (list, tuple)):
-            items = [(f"{name}[{k}]", k, v) for k, v in enumerate(held)]
-        elif isinstance(held, dict):
-            items = [(f"{name}[{k!r}]", k, v) for k, v in held.items()]
+        if isinstance(container, (list, tuple)):
+            items = [(f"{name}[{k}]", k, v) for k, v in enumerate(container)]
+        elif isinstance(container, dict):
+            items = [(f"{name}[{k!r}]", k, v) for k, v in container.items()]
         else:
-            own = _OWN if isinstance(held, torch.nn.Module) else ()
-            held = vars(held)
-            items = [(f"{name}.{k}" if name else k, k, v) for k, v in held.items() if k not in own]
+            own = _OWN if isinstance(container, torch.nn.Module) else ()
+            container = vars(container)
+            items = [
+                (f"{name}.{k}" if name else k, k, v) for k, v in container.items() if k not in own
+            ]
         for label, key, value in items:
             further = via
-            if not isinstance(held, tuple):
-                further = (*via, (label, DictEntry(held, key, value)))
+            if not isinstance(container, tuple):
+                further = (*via, (label, DictEntry(container, key, value)))
             if isinstance(value, torch.Tensor):
-                if isinstance(held, tuple) or not _is_plain(value):
+                if isinstance(container, tuple) or not _is_plain(value):
                     self.hidden.append(label)
                 else:
-                    self.loose.append(TensorRef(held, key, label, True, via))
+                    self.loose.append(TensorRef(container, key, label, True, via))
             elif isinstance(value, torch.nn.Module):
                 self._take(value, label, further)
             elif id(value) in self._seen or len(via) >= _DEEP or len(self._seen) >= _MOST:
@@ -198,9 +201,9 @@ class ModelState:
         self.refs, self._written = refs, written
         self._specs = [Expected.of(places[0].name, places[0].read().detach()) for places in refs]
         self._parts = _parts(roots, refs)
-        self.settle()
+        self.update_expected()
 
-    def settle(self) -> None:
+    def update_expected(self) -> None:
         """Take what is there now for what is expected."""
         self.tensors = [places[0].read() for places in self.refs]
         self._areas: SharedAreas | None = None
@@ -223,8 +226,8 @@ class ModelState:
 
     def entries(self) -> list[DictEntry]:
         """What must be where."""
-        held = [DictEntry(h.place, h.key, h.read()) for places in self.refs for h in places]
-        return [*held, *self._parts.values()]
+        refs = [ref for places in self.refs for ref in places]
+        return [*(DictEntry(r.place, r.key, r.read()) for r in refs), *self._parts.values()]
 
     def problem(self) -> InputError | None:
         """What has changed about the model, so that the graph does not serve it any more."""
@@ -232,7 +235,7 @@ class ModelState:
             return None
         error = self._compared()
         if error is None:
-            self.settle()
+            self.update_expected()
         return error
 
     def _compared(self) -> InputError | None:

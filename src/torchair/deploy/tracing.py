@@ -18,7 +18,7 @@ from torchair.backend import boxed
 from torchair.concrete.fast_path import Inference
 from torchair.configs.compiler_config import CompilerConfig
 from torchair.configs.options import MAX_AUTOTUNE
-from torchair.deploy.guards import Expected, Spec, Traced, TraceError, ValueSpec
+from torchair.deploy.guards import Expected, Spec, TracedGraph, TraceError, ValueSpec
 from torchair.deploy.tensor_refs import TensorRef, look
 from torchair.deploy.trees import packed
 from torchair.fx.gears import combinations, gears_of, keep_to_gears
@@ -62,7 +62,7 @@ class _Flat(torch.nn.Module):
 
     def forward(self, *given: torch.Tensor) -> list[Any]:
         count = len(self.refs)
-        with _attributes_kept(self._named, given), _in_place(self.refs, given[:count]):
+        with _attributes_restored(self._named, given), _in_place(self.refs, given[:count]):
             result = self._call(given[count:])
         leaves, self.spec = pytree.tree_flatten(packed(result))
         kinds = torch.Tensor | torch.SymInt | torch.SymFloat
@@ -88,7 +88,7 @@ def _in_place(refs: Sequence[Sequence[TensorRef]], given: Sequence[torch.Tensor]
 
 
 @contextmanager
-def _attributes_kept(
+def _attributes_restored(
     modules: Sequence[tuple[str, torch.nn.Module]], given: Sequence[torch.Tensor]
 ) -> Iterator[None]:
     """Modules have the attributes, parameters and buffers afterwards that they have now: what a
@@ -96,25 +96,25 @@ def _attributes_kept(
     `given`, which nn.LSTM makes of its weights, loses nothing by that; other tensors are lost."""
     tables = ("_parameters", "_buffers", "_modules")
     before = [
-        (name, held, dict(held))
+        (name, attributes, dict(attributes))
         for name, module in modules
-        for held in (vars(module), *(vars(module)[t] for t in tables))
+        for attributes in (vars(module), *(vars(module)[t] for t in tables))
     ]
     known = set(map(id, given))
     try:
         yield
-        for name, held, was in before:
-            for key in [k for k, v in held.items() if was.get(k) is not v]:
-                if any(id(t) not in known for t in _tensors_in(held[key])):
+        for name, attributes, was in before:
+            for key in [k for k, v in attributes.items() if was.get(k) is not v]:
+                if any(id(t) not in known for t in _tensors_in(attributes[key])):
                     warnings.warn(
                         f"the model keeps a tensor in {f'{name}.{key}'.lstrip('.')} when it runs; "
                         "compiled calls do not"
                     )
     finally:
-        for _, held, was in before:
-            for key in held.keys() - was.keys():
-                del held[key]
-            held.update(was)
+        for _, attributes, was in before:
+            for key in attributes.keys() - was.keys():
+                del attributes[key]
+            attributes.update(was)
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
@@ -152,7 +152,7 @@ def trace(
     decompositions: Mapping[Any, Callable[..., Any]],
     from_two: bool = True,
     modules: Sequence[tuple[str, torch.nn.Module]] = (),
-) -> Traced:
+) -> TracedGraph:
     """Trace `call`, a function of leaves, and compile it for inference. `dynamic` tells which dims
     of an argument may vary: sizes `from_two` on, or any, as far as the model can be traced so.
     `modules` are those that it may change, with their names."""
@@ -200,7 +200,7 @@ def trace(
     assert flat.spec is not None
     bare = flat.plain and Inference(True, seen["metadata"], seen["count"]).is_bare(len(given))
     written = _written(seen["metadata"].input_info, len(refs), len(tensors))
-    return Traced(
+    return TracedGraph(
         seen["runner"] if bare else None,
         wrapped,
         specs,

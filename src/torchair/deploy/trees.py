@@ -185,8 +185,8 @@ def _noted(value: Any) -> Any:
         return value
     kind = type(value)
     _classes[kind.__module__, kind.__qualname__] = kind
-    held = {f.name: packed(getattr(value, f.name)) for f in fields(value)}
-    return _Record(kind.__module__, kind.__qualname__, held)
+    values = {f.name: packed(getattr(value, f.name)) for f in fields(value)}
+    return _Record(kind.__module__, kind.__qualname__, values)
 
 
 def _record_of(values: Any, context: Any) -> Any:

@@ -1,9 +1,9 @@
 """Machine code for many processors in one piece of data, and the targets that make and run it.
 
 A package holds one image for each processor: all kernels of a graph, and the driver that runs
-programs. Whoever makes it plans the graph for each processor and notes the kernels. Whoever loads
-it plans the graph in the same way, and finds the code of each kernel by its name, which follows
-from its text.
+programs. To make one, the graph is planned for each processor, and its kernels are collected. To
+load one, the graph is planned in the same way; the code of each kernel is found by its name, which
+follows from its text.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class PackagedCode:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """A head in JSON that says where the rest is, then that."""
+        """A header in JSON that says where the rest is, then that."""
         pieces: list[bytes] = []
 
         def put(data: bytes) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class PackagedCode:
             pieces.append(data)
             return {"at": at, "size": len(data), "digest": _digest(data)}
 
-        head = {
+        header = {
             "format": _FORMAT,
             "notes": self.notes,
             "images": {
@@ -164,7 +164,7 @@ class PackagedCode:
                 for arch, texts in self.ptx.items()
             },
         }
-        text = json.dumps(head, separators=(",", ":")).encode()
+        text = json.dumps(header, separators=(",", ":")).encode()
         return len(text).to_bytes(8, "little") + text + b"".join(pieces)
 
     @classmethod
@@ -173,16 +173,16 @@ class PackagedCode:
         data = memoryview(data)
         try:
             size = int.from_bytes(data[:8], "little")
-            head = json.loads(bytes(data[8 : 8 + size]))
-            if head["format"] != _FORMAT:
-                raise CodeError(f"its format is {head['format']}, this one reads {_FORMAT}")
+            header = json.loads(bytes(data[8 : 8 + size]))
+            if header["format"] != _FORMAT:
+                raise CodeError(f"its format is {header['format']}, this one reads {_FORMAT}")
             rest = data[8 + size :]
-            images = {name: _image(record, rest) for name, record in head["images"].items()}
+            images = {name: _image(record, rest) for name, record in header["images"].items()}
             ptx = {
                 arch: {name: _piece(record, rest).decode() for name, record in texts.items()}
-                for arch, texts in head["ptx"].items()
+                for arch, texts in header["ptx"].items()
             }
-            return cls(images, ptx, dict(head["notes"]))
+            return cls(images, ptx, dict(header["notes"]))
         except CodeError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as e:

@@ -24,7 +24,7 @@ Dims = tuple[Int, ...]
 _END = 2**31 - 1  # a slice that ends here or later ends with the dim
 
 
-class Unfit(Exception):
+class NoShapeFamily(Exception):
     """A graph or sizes that there is no family for."""
 
 
@@ -190,7 +190,7 @@ class Strided:
         cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if function not in _FUNCTIONS:
-            raise Unfit(f"nothing says what {function} does to strides that vary")
+            raise NoShapeFamily(f"nothing says what {function} does to strides that vary")
         return _FUNCTIONS[function](*args, **(kwargs or {}))
 
     def __repr__(self) -> str:
@@ -287,7 +287,7 @@ def in_format(meta: Meta, memory_format: torch.memory_format) -> Meta:
     if not isinstance(meta, Strided):
         return torch.empty_like(meta, memory_format=memory_format)
     if memory_format != torch.channels_last:
-        raise Unfit(f"no strides are known for {memory_format}")
+        raise NoShapeFamily(f"no strides are known for {memory_format}")
     _, c, h, w = meta.shape
     return with_strides(meta, (c * w * h, 1, c * w, c))
 
@@ -298,6 +298,7 @@ def in_order(meta: Meta, order: DimOrder) -> Meta:
 
 
 def dense_strides(meta: Meta) -> tuple[int, ...]:
+    """Strides of the same dims, row-major and without gaps."""
     return _row_major(meta.shape)
 
 
@@ -328,6 +329,7 @@ def is_writable(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def with_strides(meta: Meta, strides: Any) -> Meta:
+    """The same dims with these strides."""
     if isinstance(meta, Strided):
         return Strided(meta.shape, strides, meta.dtype)
     return torch.empty_strided(meta.shape, strides, dtype=meta.dtype, device="meta")
@@ -340,10 +342,12 @@ def laid_out(meta: Meta, strides: Sequence[int] | None) -> Meta:
 
 
 def count_of(fact: Fact) -> int:
+    """Number of elements."""
     return math.prod(fact.shape or ())  # type: ignore[arg-type]
 
 
 def is_known(fact: Fact) -> bool:
+    """Whether the content of a value is known as integers, without symbols."""
     content = fact.content
     if content is None or isinstance(content, Sym):
         return False
@@ -370,16 +374,19 @@ def as_tuple(content: Any) -> tuple[Any, ...]:
 
 
 def content_of(t: torch.Tensor) -> Any:
+    """A small host tensor as a scalar or a tuple; None for any other."""
     if t.dim() > 1 or t.numel() > HOST_SIZE or t.dtype.is_complex or t.device.type != HOST:
         return None
     return tuple(t.tolist()) if t.dim() else t.item()
 
 
 def as_list(x: Any) -> list[Any]:
+    """Several results as a list, a single one as a list of one."""
     return list(x) if isinstance(x, (list, tuple)) else [x]
 
 
 def shares(view: Meta, base: Meta) -> bool:
+    """Whether two values are in the same memory."""
     if isinstance(view, Strided):
         return view.memory is base.memory
     return view.untyped_storage()._cdata == base.untyped_storage()._cdata

@@ -140,10 +140,10 @@ class Explanation:
 
     def __repr__(self) -> str:
         call = "" if self.times is None else f", a call takes {_micro(self.times.call)}"
-        return f"<Explanation: {self._head}{call}>"
+        return f"<Explanation: {self._title}{call}>"
 
     def __str__(self) -> str:
-        lines = [self._head, *self._notes]
+        lines = [self._title, *self._notes]
         for graph in self.graphs:
             lines += _graph_lines(graph, self.rates)
         return "\n".join(lines)
@@ -151,13 +151,15 @@ class Explanation:
     def _repr_html_(self) -> str:
         """What a notebook shows: notes, and a table of steps for each graph."""
         tables = [
-            markup.folded(_graph_head(g), markup.table(_HEAD, _cells(g.units, self.rates), texts=2))
+            markup.folded(
+                _graph_title(g), markup.table(_HEAD, _cells(g.units, self.rates), texts=2)
+            )
             for g in self.graphs
         ]
-        return markup.titled(self._head, markup.lines(self._notes), *tables)
+        return markup.titled(self._title, markup.lines(self._notes), *tables)
 
     @property
-    def _head(self) -> str:
+    def _title(self) -> str:
         breaks = sum(b.count for b in self.breaks)
         return f"graphs {len(self.graphs)}, breaks {breaks}, recompiles {len(self.recompiles)}"
 
@@ -200,17 +202,17 @@ def _cells(units: Sequence[UnitRow], rates: MachineRates | None) -> Iterator[Seq
         yield u.kind, u.name, _micro(u.seconds), moved, operations, share, u.why
 
 
-def _graph_head(graph: GraphRow) -> str:
+def _graph_title(graph: GraphRow) -> str:
     sizes = "varying sizes" if graph.dynamic else "fixed sizes"
     steps = f"{len(graph.units)} steps" if graph.units else graph.note
-    head = f"{graph.name}, {graph.phase}: {graph.nodes} nodes, {sizes}, {graph.calls} calls"
+    title = f"{graph.name}, {graph.phase}: {graph.nodes} nodes, {sizes}, {graph.calls} calls"
     if graph.calls:
-        head += f", at best {_micro(graph.seconds)}"
-    return "; ".join([f"{head}, {steps}", *graph.super_kernels])
+        title += f", at best {_micro(graph.seconds)}"
+    return "; ".join([f"{title}, {steps}", *graph.super_kernels])
 
 
 def _graph_lines(graph: GraphRow, rates: MachineRates | None) -> list[str]:
-    return [_graph_head(graph), *(f"  {_unit_line(u, rates)}" for u in graph.units)]
+    return [_graph_title(graph), *(f"  {_unit_line(u, rates)}" for u in graph.units)]
 
 
 def _unit_line(unit: UnitRow, rates: MachineRates | None) -> str:
@@ -239,7 +241,7 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-class _Timed:
+class _TimedGraph:
     """A graph whose calls are timed."""
 
     def __init__(self, compilation: Compilation) -> None:
@@ -278,10 +280,10 @@ class Collector:
         self._first_break = len(self._breaks)
         self._metrics_before = utils.get_compilation_metrics()  # Dynamo keeps the last 64
         self._fallbacks_before = total()
-        self.graphs: list[_Timed] = []
+        self.graphs: list[_TimedGraph] = []
 
     def __call__(self, compilation: Compilation) -> GmRunner:
-        timed = _Timed(compilation)
+        timed = _TimedGraph(compilation)
         self.graphs.append(timed)
         return GmRunner(timed, compilation.runner.trace)
 
@@ -315,7 +317,7 @@ class Collector:
         """Where the graphs run."""
         return device_of(a for g in self.graphs for a in g.args).name
 
-    def _row(self, number: int, timed: _Timed) -> GraphRow:
+    def _row(self, number: int, timed: _TimedGraph) -> GraphRow:
         compilation, graph = timed.compilation, engine_call(timed.compilation)
         nodes = sum(n.op == "call_function" for n in compilation.gm.graph.nodes)
         dynamic = any(isinstance(x, torch.SymInt) for x in compilation.inputs)
@@ -336,13 +338,13 @@ class Collector:
             self._super_kernels(timed, graph) if units else [],
         )
 
-    def _super_kernels(self, timed: _Timed, graph: GraphCall | None) -> list[str]:
+    def _super_kernels(self, timed: _TimedGraph, graph: GraphCall | None) -> list[str]:
         if graph is None:
             return []
         inputs = graph.collect(own_arguments(timed.compilation.gm, timed.args))
         return [str(k) for k in graph.session.variant_for(inputs).compiler.persistent]
 
-    def _units(self, timed: _Timed, graph: GraphCall | None) -> tuple[list[UnitRow], str]:
+    def _units(self, timed: _TimedGraph, graph: GraphCall | None) -> tuple[list[UnitRow], str]:
         if not timed.args:
             return [], "never called"
         if graph is None:

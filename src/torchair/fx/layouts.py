@@ -76,7 +76,7 @@ def carry_channels_last(joint: fx.GraphModule) -> None:
     first = any(n.target in _GROUP_NORMS and not _is_on_cpu(n) for n in joint.graph.nodes)
     reason = "group norms want channels first" if first else _declines(nodes)
     if reason is None:
-        layout = _Layout()
+        layout = _LayoutChanges()
         try:
             for node in joint.graph.nodes:
                 layout.visit(node)
@@ -160,7 +160,7 @@ def _is_heavy(node: fx.Node, kernel: Any) -> bool:
 
 
 @dataclass
-class _Layout:
+class _LayoutChanges:
     """What is to become of a graph. Nothing is changed before `apply`."""
 
     found: dict[fx.Node, Any] = field(default_factory=dict)  # traced again, with other strides

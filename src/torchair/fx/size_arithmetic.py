@@ -21,21 +21,21 @@ OPERATIONS = (
     "_sym_min",
 )  # fmt: skip
 """Methods of a symbolic number whose result follows from the two expressions alone."""
-Operation = Callable[[Any, Any], Any]
+SizeMethod = Callable[[Any, Any], Any]
 
 _lock = Lock()
 _inside = 0  # calls of `remembered_sizes`, of all threads
-_originals: dict[str, Operation] = {}
+_originals: dict[str, SizeMethod] = {}
 _numbers = frozenset((int, bool))
 
 
-class _Traced(local):
+class _TracingState(local):
     """Whether this thread computes a number that is traced into a graph."""
 
     inside = False
 
 
-_traced = _Traced()
+_traced = _TracingState()
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def _restore() -> None:
     _originals.clear()
 
 
-def _remembering(compute: Operation) -> Operation:
+def _remembering(compute: SizeMethod) -> SizeMethod:
     known: dict[tuple[Any, ...], Any] = {}
 
     @wraps(compute)
@@ -89,7 +89,7 @@ def _remembering(compute: Operation) -> Operation:
     return operation
 
 
-def _separately(compute: Operation, a: Any, b: Any) -> Any:
+def _separately(compute: SizeMethod, a: Any, b: Any) -> Any:
     """What is traced into a graph is a number of its own: the graph would have nodes for equal ones
     that others use."""
     before, _traced.inside = _traced.inside, True

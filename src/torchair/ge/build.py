@@ -537,6 +537,6 @@ def _listed(specs: Sequence[Port | AttrSpec]) -> str:
 def _input(op_type: str, port: Port, value: Any) -> Slot:
     kinds, reason = _WANTED[port.kind]
     if not isinstance(value, kinds):
-        told = reason.format(op_type=op_type, name=port.name, param_type=port.kind)
-        raise TypeError(f"{told} It is a {type(value).__name__}")
+        message = reason.format(op_type=op_type, name=port.name, param_type=port.kind)
+        raise TypeError(f"{message} It is a {type(value).__name__}")
     return value

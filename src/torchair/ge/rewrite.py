@@ -237,8 +237,8 @@ def _edges(graph: Graph, node: Node, nodes: set[Node]) -> None:
     for value in node.outputs:
         for user, port, position in value.uses:
             slot = user.inputs.get(port)
-            held = slot[position] if isinstance(slot, list) and position is not None else slot
-            if user not in nodes or held is not value:
+            read = slot[position] if isinstance(slot, list) and position is not None else slot
+            if user not in nodes or read is not value:
                 raise GraphError(f"{value.edge} names a reader that is gone", node=node.name)
     for before in node.control:
         if before not in nodes or node not in before.control_users:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
-_HOMES = {
+_OWNERS = {
     "cache_compile": "torchair.deploy.cached",
     "readable_cache": "torchair.deploy.storing",
     "set_dim_gears": "torchair.fx.gears",
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     """Load what is not needed at import when it is first asked for."""
     import importlib
 
-    if name not in _HOMES:
+    if name not in _OWNERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with no_garbage_collection():
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_OWNERS[name]), name)

@@ -1,4 +1,4 @@
-"""The doors of npugraph_ex: its flat configuration becomes a tree here, then all is torchair's; and
+"""Entry points of npugraph_ex: its flat configuration becomes a tree, then all is torchair's; and
 `torch.ops.npugraph_ex.*`, operators of `air` under the name of this surface.
 """
 

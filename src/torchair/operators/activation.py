@@ -166,8 +166,8 @@ def _hard_sigmoid_kernel(op: Op) -> TorchKernel:
 
 _row(
     "GeluV2",
-    call(lambda x, way, **out: _nn.gelu(x, approximate=way, **out), "approximate"),
-    lambda x, way: gelu_formula(way == "tanh")(x),
+    call(lambda x, approximate, **out: _nn.gelu(x, approximate=approximate, **out), "approximate"),
+    lambda x, approximate: gelu_formula(approximate == "tanh")(x),
     "approximate",
 )
 _row(
@@ -366,7 +366,10 @@ def _swish_grad_kernel(grad: Any, x: Any, _unread: Any, scale: float) -> torch.T
 
 _row(
     "GeluGradV2",
-    call(lambda grad, x, way: aten.gelu_backward(grad, x, approximate=way), "approximate"),
+    call(
+        lambda grad, x, approximate: aten.gelu_backward(grad, x, approximate=approximate),
+        "approximate",
+    ),
     _gelu_grad,
     "approximate",
     out=False,

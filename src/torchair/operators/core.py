@@ -143,7 +143,7 @@ class DimOrder:
             step *= max(1, shape[d])
         return tuple(strides)
 
-    def settled(self, t: torch.Tensor) -> torch.Tensor:
+    def arranged(self, t: torch.Tensor) -> torch.Tensor:
         """A tensor in this order: itself, or a copy."""
         if self._fits(t):
             return t

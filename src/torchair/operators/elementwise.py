@@ -374,9 +374,9 @@ for _type, _function, _formula in (
 
 def _lerp(start: Expr, end: Expr, weight: Expr) -> Expr:
     """Between two values, from the nearer end, so that both ends are met exactly."""
-    way = f.sub(end, start)
-    from_start = f.add(start, f.mul(weight, way))
-    from_end = f.sub(end, f.mul(way, f.sub(1, weight)))
+    difference = f.sub(end, start)
+    from_start = f.add(start, f.mul(weight, difference))
+    from_end = f.sub(end, f.mul(difference, f.sub(1, weight)))
     if weight.kind == "const":
         return from_start if abs(weight.data) < 0.5 else from_end
     return f.where(f.lt(f.absolute(weight), 0.5), from_start, from_end)

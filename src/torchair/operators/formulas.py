@@ -220,7 +220,7 @@ def replaced(place: IndexTuple, dim: int, position: Index) -> IndexTuple:
     return (*place[:dim], position, *place[dim + 1 :])
 
 
-class Joined:
+class Concatenated:
     """Pieces of these sizes one after the other along a dim: `read(k, place)` is the element of
     piece `k`, at a place whose position along the dim counts from the start of the piece."""
 

@@ -61,7 +61,7 @@ def gated_grad(first: f.Formula, second: f.Formula) -> Lowering:
         def read(k: int, place: IndexTuple) -> Expr:
             return (second if k else first)(grad.at(place), *halves(o, place))
 
-        return Lowered(x.shape, x.dtype, f.Joined(axis, [half, half], read).element)
+        return Lowered(x.shape, x.dtype, f.Concatenated(axis, [half, half], read).element)
 
     return Lowering(rule, "move", declines=f.mixed)
 
@@ -112,7 +112,7 @@ def _rotary(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, out: Any = None
 
 def turned_halves(
     x: Lowered, element: Callable[[IndexTuple], Expr], back: bool = False
-) -> f.Joined:
+) -> f.Concatenated:
     """Elements with the halves of the last dim exchanged; the new first one is negated, or the new
     second one where it is turned back."""
     last, half = x.rank - 1, x.shape[-1] // 2
@@ -121,7 +121,7 @@ def turned_halves(
         found = element(place if k else f.replaced(place, last, place[last] + half))
         return f.neg(found) if back == bool(k) else found
 
-    return f.Joined(last, [half, half], other)
+    return f.Concatenated(last, [half, half], other)
 
 
 @native(

@@ -176,10 +176,10 @@ def _reader(tree: Any) -> Callable[[Sequence[Any]], Any]:
 def _kernel(op: Op) -> TorchKernel:
     node = op.node
     target, arguments = _callee(node), GenericArguments(node)
-    settled, fresh = _settling(node), _gives_fresh(target)
+    restored, fresh = _layout_restorer(node), _gives_fresh(target)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        tensors = settled(tensors)
+        tensors = restored(tensors)
         args, kwargs = arguments(tensors)
         results = _leaves(target(*args, **kwargs))
         return list(results) if fresh else [_own(r, tensors) for r in results]
@@ -191,11 +191,11 @@ def _update_kernel(op: Op) -> TorchKernel:
     """A torch operator that changes its first tensor, which is the result."""
     target, arguments = _callee(op.node), GenericArguments(op.node)
     first, *_ = layouts(op.node)
-    settled = _settling(op.node, skip=1)
+    restored = _layout_restorer(op.node, skip=1)
 
     def change(out: torch.Tensor, others: list[torch.Tensor]) -> None:
-        own = out if first is None else first.settled(out)
-        args, kwargs = arguments([own, *settled(others)])
+        own = out if first is None else first.arranged(out)
+        args, kwargs = arguments([own, *restored(others)])
         target(*args, **kwargs)
         if own is not out:
             out.copy_(own)
@@ -214,7 +214,7 @@ def _writes_anew(change: Callable[..., Any]) -> TorchKernel:
     return run
 
 
-def _settling(node: Node, skip: int = 0) -> Callable[[list[Any]], list[Any]]:
+def _layout_restorer(node: Node, skip: int = 0) -> Callable[[list[Any]], list[Any]]:
     """Brings inputs into the layouts that tracing saw, all but the first ones."""
     orders = layouts(node)[skip:]
     noted = json.loads(node.attr("arguments")).get("layouts") or []
@@ -223,16 +223,16 @@ def _settling(node: Node, skip: int = 0) -> Callable[[list[Any]], list[Any]]:
     given = enumerate(zip(orders, gaps, ranked, strict=True))
     checked = [(k, order, gap) for k, (order, gap, varies) in given if order is not None and varies]
 
-    def settle(tensors: list[Any]) -> list[Any]:
+    def restore_layouts(tensors: list[Any]) -> list[Any]:
         made = tensors
         for k, order, strides in checked:
-            t = _with_strides(order.settled(tensors[k]), strides)
+            t = _with_strides(order.arranged(tensors[k]), strides)
             if t is not tensors[k]:
                 made = list(tensors) if made is tensors else made
                 made[k] = t
         return made
 
-    return settle if checked else lambda tensors: tensors
+    return restore_layouts if checked else lambda tensors: tensors
 
 
 def _with_strides(t: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:

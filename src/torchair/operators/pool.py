@@ -245,7 +245,7 @@ def _sampled(op: Op) -> Fact:
 
 
 for _dim in ("2d", "3d"):
-    _sample, _grad = (getattr(aten, f"grid_sampler_{_dim}{way}") for way in ("", "_backward"))
+    _sample, _grad = (getattr(aten, f"grid_sampler_{_dim}{suffix}") for suffix in ("", "_backward"))
     _type = f"GridSampler{_dim.upper()}"
     add_row(_type, _sampled, call(_sample, *_HOW))
     add_row(f"{_type}Grad", like("x", "grid"), call(_grad, *_HOW, [True, True]))

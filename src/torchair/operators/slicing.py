@@ -17,7 +17,7 @@ from torchair.errors import MissingHostValue
 from torchair.ge.graph import Fact
 from torchair.ge.shapes import Dim, Shape, Sym, dim_max, dim_min
 from torchair.operators.core import Op, TorchKernel, Trait, call, ints, native, same_as, update
-from torchair.operators.formulas import Joined, replaced
+from torchair.operators.formulas import Concatenated, replaced
 from torchair.operators.loops import IndexTuple, Lowered, LowerOp, Update, is_one, split
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ def _joined(
     o: LowerOp, axis: int, sizes: Sequence[Int], at: Callable[[Lowered, IndexTuple], Expr]
 ) -> Lowered:
     parts, wide = o.tensors("x"), register_type(o.out_dtype())
-    pieces = Joined(axis, sizes, lambda k, place: cast(at(parts[k], place), wide))
+    pieces = Concatenated(axis, sizes, lambda k, place: cast(at(parts[k], place), wide))
     return Lowered(o.out_shape(), o.out_dtype(), pieces.element)
 
 
@@ -368,4 +368,4 @@ def _rolled(x: Lowered, axis: int, shift: int) -> Lowered:
     def read(k: int, place: IndexTuple) -> Expr:
         return x.at(replaced(place, axis, place[axis] + (n - first)) if k == 0 else place)
 
-    return Lowered(x.shape, x.dtype, Joined(axis, [first, n - first], read).element)
+    return Lowered(x.shape, x.dtype, Concatenated(axis, [first, n - first], read).element)

@@ -256,10 +256,10 @@ def patch_for_hcom() -> None:
     wanted: list[tuple[Any, str, Callable[..., Any]]] = [(dist, *row) for row in _PATCHED.items()]
     deepspeed = sys.modules.get("deepspeed.comm")
     wanted += [(deepspeed, n, npu_all_reduce) for n in ("all_reduce", "inference_all_reduce")]
-    for home, name, traced in wanted:
-        original = getattr(home, name, None)
+    for module, name, traced in wanted:
+        original = getattr(module, name, None)
         if original is not None and not hasattr(original, "_torchair_original"):
-            setattr(home, name, _either(original, traced))
+            setattr(module, name, _either(original, traced))
 
 
 @contextmanager
@@ -270,18 +270,18 @@ def traced_collectives() -> Iterator[None]:
         yield
         return
     before = [
-        (home, name, getattr(home, name), made)
+        (module, name, getattr(module, name), made)
         for name, made in {**_PATCHED, **_TRACED}.items()
-        for home in (dist, c10d)
-        if hasattr(home, name)
+        for module in (dist, c10d)
+        if hasattr(module, name)
     ]
-    for home, name, original, made in before:
-        setattr(home, name, _in_this_thread(original, made))
+    for module, name, original, made in before:
+        setattr(module, name, _in_this_thread(original, made))
     try:
         yield
     finally:
-        for home, name, original, _ in before:
-            setattr(home, name, original)
+        for module, name, original, _ in before:
+            setattr(module, name, original)
 
 
 def _in_this_thread(original: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:

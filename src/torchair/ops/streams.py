@@ -54,7 +54,7 @@ class TaggedEvent:
         return self._native[device]
 
 
-class _ThisThread(threading.local):
+class _GraphScopes(threading.local):
     """Scopes that graphs have open, and events that passes put into graphs. Both are used within
     one run of a graph, so threads do not share them."""
 
@@ -70,7 +70,7 @@ STREAMS: dict[tuple[str, int], Any] = {}
 """One stream for each tag and device, made when the tag is first used."""
 
 _lock = Lock()
-_here = _ThisThread()
+_here = _GraphScopes()
 
 
 def _stream_of(tag: str, module: Any, priority: int = 0) -> Any:

@@ -323,8 +323,8 @@ def cut(text: str) -> str:
 _PLACE = re.compile(r'"([^"]+)", line (\d+)')
 _AROUND = 3  # lines shown before and after one that is needed
 _STEP = 4  # columns that the body of a function is indented by
-_HOMES = (Path(torch.__file__).parent, Path(__file__).parents[1])
-_NOT_THE_MODEL = tuple(f'"{home}{os.sep}' for home in _HOMES)
+_LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_NOT_THE_MODEL = tuple(f'"{folder}{os.sep}' for folder in _LIBRARIES)
 
 SourceLine = tuple[str, int]
 

@@ -52,9 +52,9 @@ def write_air(graph: Graph, path: FilePath) -> Path:
 def _model(graph: Graph) -> list[bytes | memoryview]:
     """The bytes of the model in pieces, payloads as they lie in memory."""
     message = to_message(graph, payloads=False)
-    head = _head(message, graph).SerializeToString(deterministic=True)
-    at = 1 + 5 + len(head)
-    parts: list[bytes | memoryview] = [head]
+    header = _header(message, graph).SerializeToString(deterministic=True)
+    at = 1 + 5 + len(header)
+    parts: list[bytes | memoryview] = [header]
     for op in message.op:
         pieces = _op(op, graph, at)
         parts += pieces
@@ -87,15 +87,15 @@ def _checksum(pieces: Iterable[bytes | memoryview], key: bytes = b"") -> bytes:
     return made.digest()
 
 
-def _head(message: Any, graph: Graph) -> Any:
+def _header(message: Any, graph: Graph) -> Any:
     """What a graph says beside its operators; lists of inputs and results as GE fills them in."""
-    head = ge_ir.message("GraphDef")()
-    head.name = message.name
-    head.input.extend(f"{n.name}:0" for n in graph.data)
-    head.output.extend(v.edge for v in (graph.output.values() if graph.output else ()))
+    header = ge_ir.message("GraphDef")()
+    header.name = message.name
+    header.input.extend(f"{n.name}:0" for n in graph.data)
+    header.output.extend(v.edge for v in (graph.output.values() if graph.output else ()))
     for name in message.attr:
-        head.attr[name].CopyFrom(message.attr[name])
-    return head
+        header.attr[name].CopyFrom(message.attr[name])
+    return header
 
 
 def _op(op: Any, graph: Graph, at: int) -> list[bytes | memoryview]:

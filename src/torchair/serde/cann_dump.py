@@ -168,9 +168,9 @@ def to_bytes(dump: OperatorDump) -> bytes:
     sides = ((_OUTPUTS, _OUTPUT, dump.outputs), (_INPUTS, _INPUT, dump.inputs))
     described: list[Field] = [(_VERSION, b"1.0"), (_TIME, dump.time)]
     described += [(n, _described(one, names)) for n, names, side in sides for one in side]
-    head = message([*described, (_NAME, dump.name.encode())])
+    header = message([*described, (_NAME, dump.name.encode())])
     elements = [tensor_bytes(_present(one)) for one in (*dump.inputs, *dump.outputs)]
-    return b"".join([struct.pack("<Q", len(head)), head, *elements])
+    return b"".join([struct.pack("<Q", len(header)), header, *elements])
 
 
 def _present(one: CardTensor) -> torch.Tensor:
@@ -202,18 +202,18 @@ def _read(data: bytes) -> OperatorDump:
     (size,) = struct.unpack_from("<Q", data)
     at = 8 + size
     if at > len(data):
-        raise ValueError(f"the head has {size} bytes, the file {len(data)}")
-    head = list(fields_of(data[8:at]))
+        raise ValueError(f"the header has {size} bytes, the file {len(data)}")
+    header = list(fields_of(data[8:at]))
     read: dict[int, list[CardTensor]] = {_INPUTS: [], _OUTPUTS: []}
     for side, names in ((_INPUTS, _INPUT), (_OUTPUTS, _OUTPUT)):
-        for one in (_bytes(content) for number, content in head if number == side):
+        for one in (_bytes(content) for number, content in header if number == side):
             tensor = _TensorDescription.of(one, names)
             elements = tensor.inside or data[at : at + tensor.size]
             at += 0 if tensor.inside else tensor.size
             if at > len(data):
                 raise ValueError(f"the file ends {at - len(data)} bytes before its tensors")
             read[side].append(tensor.read(elements, with_origin=side == _OUTPUTS))
-    last = dict(head)
+    last = dict(header)
     time = last.get(_TIME, 0)
     name = _bytes(last.get(_NAME, b"")).decode()
     return OperatorDump(name, read[_INPUTS], read[_OUTPUTS], time if isinstance(time, int) else 0)
@@ -227,7 +227,7 @@ def _bytes(content: int | bytes) -> bytes:
 
 @dataclass
 class _TensorDescription:
-    """What the head says of one tensor."""
+    """What the header says of one tensor."""
 
     dtype: int = 0
     format: int = 0

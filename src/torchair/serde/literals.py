@@ -76,8 +76,8 @@ def attr_text(attr: Attr) -> str:
     """The expression that makes an attribute."""
     if attr.kind == "Tensor":
         code = torch_to_ge(attr.value.dtype)
-        held = f"ge.build.const_tensor({exact_text(attr.value, code)}, {code})"
-        return f'ge.attr.Attr("Tensor", {held})'
+        constant = f"ge.build.const_tensor({exact_text(attr.value, code)}, {code})"
+        return f'ge.attr.Attr("Tensor", {constant})'
     if attr.kind == "Bytes":
         return f'ge.attr.Attr("Bytes", {attr.value!r})'
     return f"ge.attr.{attr.kind}({literal(attr.value)})"

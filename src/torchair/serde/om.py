@@ -127,15 +127,15 @@ def from_om(data: bytes, infer: Infer | None = None, *, file: FilePath | None = 
 
 
 def _partitions(view: memoryview) -> dict[int, memoryview]:
-    magic, head, _, _, _, encrypted, *_ = HEADER.unpack_from(view)
+    magic, header_size, _, _, _, encrypted, *_ = HEADER.unpack_from(view)
     if magic != MAGIC or encrypted:
         raise ValueError("it begins as no plain .om file does")
     for width, code in _WIDTHS.items():  # the file does not say which
-        count, *_ = struct.unpack_from(f"<{code}", view, head)
-        end = head + width * (1 + 3 * count)
+        count, *_ = struct.unpack_from(f"<{code}", view, header_size)
+        end = header_size + width * (1 + 3 * count)
         if end > len(view):
             continue
-        numbers = struct.unpack_from(f"<{3 * count}{code}", view, head + width)
+        numbers = struct.unpack_from(f"<{3 * count}{code}", view, header_size + width)
         rows = [numbers[k : k + 3] for k in range(0, len(numbers), 3)]
         inside = all(kind < 32 and end + at + size <= len(view) for kind, at, size in rows)
         if inside and len({kind for kind, *_ in rows}) == count:

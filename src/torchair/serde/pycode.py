@@ -220,8 +220,8 @@ class _DumpProgram:
             named = [f"ge.shapes.symbol({quoted(f'{stem}_d{i}')})" for i in range(value.rank)]
             dims = [n if d < 0 else d for n, d in zip(named, on_wire(value.shape), strict=True)]
             self.lines.append(f"{name}.shape = ({''.join(f'{d}, ' for d in dims).rstrip()})")
-        told = {"layout": value.layout, "device_type": value.device_type}
-        self.lines += [f"{name}.{key} = {quoted(text)}" for key, text in told.items() if text]
+        texts = {"layout": value.layout, "device_type": value.device_type}
+        self.lines += [f"{name}.{key} = {quoted(text)}" for key, text in texts.items() if text]
 
     # Tail -----------------------------------------------------------------------------------
 

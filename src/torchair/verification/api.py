@@ -229,11 +229,11 @@ class _GraphCheck:
         if not self._owned:
             return
         (output,) = self._gm.graph.find_nodes(op="output")
-        for held in self._before:
-            if self._entry.finding is None and held.is_overwritten:
+        for earlier in self._before:
+            if self._entry.finding is None and earlier.is_overwritten:
                 error = no_number("it changed after it was handed out")
-                source = output.args[0][held.number]
-                wrong = Wrong(source, error, f"result {held.number} of the call before", (), ())
+                source = output.args[0][earlier.number]
+                wrong = Wrong(source, error, f"result {earlier.number} of the call before", (), ())
                 blame = Blame(wrong, Author.REPLAY, "writes where an earlier one left its results")
                 self._entry.finding = self._finding(blame, number)
         given = {_memory(a) for a in call.seen.args if isinstance(a, Tensor)}

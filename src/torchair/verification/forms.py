@@ -147,14 +147,14 @@ def run_steps(call: GraphCall, args: Sequence[Any]) -> SeenRun:
     """A compiled graph step by step: each kernel by itself."""
     inputs = call.collect(args)
     call.compile(inputs)
-    looker = _Looker()
+    looker = _StepRecorder()
     outputs = call.session.run_watched(inputs, looker.of)
     keyed = ((key_of(v), t) for s in looker.steps for v, t in s.values)
     values = {key: t for key, t in keyed if key is not None}
     return SeenRun(call.build_results(outputs, args), args, values, looker.steps)
 
 
-class _Looker(StepWatcher):
+class _StepRecorder(StepWatcher):
     """Keeps what the steps of a program give."""
 
     def __init__(self) -> None:

@@ -109,7 +109,7 @@ class Report:
         return [g.finding for g in self.graphs if g.finding is not None]
 
     @property
-    def _head(self) -> str:
+    def _title(self) -> str:
         """The outcome in a line."""
         if not self.graphs:
             return "torchair verify: nothing was compiled"
@@ -119,7 +119,7 @@ class Report:
         return f"torchair verify: {len(self.graphs)} graphs, {calls} calls: {outcome}"
 
     def __repr__(self) -> str:
-        return f"<{self._head}>"
+        return f"<{self._title}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a table of graphs, findings and notes."""
@@ -127,10 +127,10 @@ class Report:
         found = [f"{g.name}: {g.finding}" for g in self.graphs if g.finding is not None]
         notes = [f"{g.name}: {note}" for g in self.graphs for note in g.notes]
         shown = markup.table(("graph", "nodes", "calls", "verdict"), rows) if rows else ""
-        return markup.titled(self._head, shown, markup.lines([*found, *notes]))
+        return markup.titled(self._title, shown, markup.lines([*found, *notes]))
 
     def __str__(self) -> str:
-        lines = [self._head]
+        lines = [self._title]
         for graph in self.graphs:
             lines.append(f"{graph.name}: {graph.nodes} nodes, {graph.calls} calls, {graph.verdict}")
             lines += [f"  {note}" for note in graph.notes]

@@ -22,7 +22,7 @@ from torchair.vllm_plugin.platform import is_ours
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class _Product(nn.Module):
+class _Projection(nn.Module):
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
         self.weight = weight
@@ -56,7 +56,7 @@ class Logits:
 def _compiled(x: Tensor, weight: Tensor) -> CompiledModel:
     config = CompilerConfig()
     config.experimental_config.frozen_parameter = True
-    product = _Product(nn.Parameter(weight, requires_grad=False))
+    product = _Projection(nn.Parameter(weight, requires_grad=False))
     made = _AnyRows(product, config, {"x": [0]}, "error", {})
     made.add((x,), {})
     return made

@@ -17,7 +17,7 @@ from torchair.vllm_plugin.platform import is_ours
 ATTRIBUTE = "_cpu_skip_gemm_dispatch"
 
 
-class _WhereOurs:
+class _ForOurModels:
     """True for layers of models that torchair compiles. A layer's own attribute goes first."""
 
     def __get__(self, layer: Any, owner: type) -> bool:
@@ -28,4 +28,4 @@ class _WhereOurs:
 def keep_weights() -> None:
     """Let all linear layers ask."""
     if ATTRIBUTE not in vars(LinearBase):
-        setattr(LinearBase, ATTRIBUTE, _WhereOurs())
+        setattr(LinearBase, ATTRIBUTE, _ForOurModels())

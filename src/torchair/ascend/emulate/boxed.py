@@ -44,7 +44,7 @@ _TAKES_HOST_TENSORS = {
 }
 
 
-class Operands:
+class DeviceOperands:
     """The arguments of one call that are on the device, beside their aliases."""
 
     __slots__ = ("_alias", "_name", "_strict", "aliases", "host", "index", "originals")
@@ -149,7 +149,7 @@ class Boxed:
         self._takes_numbers = takes_numbers_as_tensors(base)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        operands, number = Operands(self._name, self._strict), False
+        operands, number = DeviceOperands(self._name, self._strict), False
         given: list[Any] = []
         for value, kind in zip(args, self._kinds, strict=False):
             if kind == "tensor" and isinstance(value, _Tensor):
@@ -167,7 +167,7 @@ class Boxed:
             return operands.wrap(self._with_number(given, kwargs))
         return operands.wrap(self.run(operands, given, kwargs))
 
-    def run(self, operands: Operands, given: list[Any], kwargs: dict[str, Any]) -> Any:
+    def run(self, operands: DeviceOperands, given: list[Any], kwargs: dict[str, Any]) -> Any:
         """The operator on tensors of the host; a graph that is being captured takes note."""
         tape, rows = STATE.here.tape, STATE.rows
         if tape is not None:
@@ -210,7 +210,7 @@ class BoxedOut(Boxed):
         super().__init__(operator)
         self._outs = [a.name for a in operator._schema.arguments if a.is_out]
 
-    def run(self, operands: Operands, given: list[Any], kwargs: dict[str, Any]) -> Any:
+    def run(self, operands: DeviceOperands, given: list[Any], kwargs: dict[str, Any]) -> Any:
         self._renew(operands, kwargs, empty_only=True)
         try:
             result = super().run(operands, given, kwargs)
@@ -222,7 +222,7 @@ class BoxedOut(Boxed):
         operands.follow()
         return result
 
-    def _renew(self, operands: Operands, kwargs: dict[str, Any], empty_only: bool) -> None:
+    def _renew(self, operands: DeviceOperands, kwargs: dict[str, Any], empty_only: bool) -> None:
         for name in self._outs:
             out = kwargs.get(name)
             if isinstance(out, _Tensor) and not (empty_only and out.numel()):

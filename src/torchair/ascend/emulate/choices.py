@@ -162,14 +162,14 @@ WIDEST = [
     "scatter_add",
 ]
 
-_Choice = Callable[[list[torch.Tensor]], torch.dtype]
+_DtypeChoice = Callable[[list[torch.Tensor]], torch.dtype]
 
 
 def register_autocast() -> list[Library]:
     """The casts, registered for as long as these libraries live."""
     everything, aten = Library("_", "IMPL"), Library("aten", "IMPL", KEY)
     everything.fallback(fallthrough_kernel, KEY)
-    rules: list[tuple[list[str], _Choice]] = [
+    rules: list[tuple[list[str], _DtypeChoice]] = [
         (LOWER, lambda _: torch.get_autocast_dtype(DEVICE_TYPE)),
         (FLOAT32, lambda _: torch.float32),
         (WIDEST, _widest),
@@ -181,7 +181,7 @@ def register_autocast() -> list[Library]:
     return [everything, aten]
 
 
-def _casting(operator: Any, choose: _Choice) -> Callable[..., Any]:
+def _casting(operator: Any, choose: _DtypeChoice) -> Callable[..., Any]:
     excluded = DispatchKeySet(getattr(DispatchKey, KEY))
     given_dtype = any(a.name == "dtype" for a in operator._schema.arguments)
 

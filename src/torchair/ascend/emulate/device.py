@@ -22,14 +22,14 @@ from torchair.torch_private.tensors import StorageBase
 _acc: Any = accelerator.acc
 
 
-class _Guard(_acc.DeviceGuard):
+class _NpuGuard(_acc.DeviceGuard):
     """Which device type torch's guards are about."""
 
     def type_(self) -> Any:
         return accelerator.DeviceType.PrivateUse1
 
 
-class _Hooks(_acc.PrivateUse1Hooks):
+class _NpuHooks(_acc.PrivateUse1Hooks):
     """What torch asks before it uses the device."""
 
     def is_available(self) -> bool:
@@ -52,7 +52,7 @@ def register(count: int) -> None:
     STATE.count = count
     state.METERS.extend(map(state.Meter, range(count)))
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
-    hooks, guard = _Hooks(), _Guard()
+    hooks, guard = _NpuHooks(), _NpuGuard()
     _acc.register_python_privateuseone_hook(hooks)
     _acc.register_python_privateuseone_device_guard(guard)
     state.make_generators()

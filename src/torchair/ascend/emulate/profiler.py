@@ -24,7 +24,7 @@ from torch.profiler import ProfilerAction
 from torchair.ascend.emulate.profiles.events import StackMetric, read, stacks
 from torchair.ascend.emulate.profiles.memory import MemoryMoments
 from torchair.ascend.emulate.profiles.output import analyse, save, write_output
-from torchair.ascend.emulate.profiles.recording import Marks, Rows
+from torchair.ascend.emulate.profiles.recording import Marks, TraceRows
 from torchair.ascend.emulate.state import STATE
 from torchair.process import world
 from torchair.store import atomic_write
@@ -190,7 +190,7 @@ class profile(torch.profiler.profile):
         unknown = wanted - supported_activities()
         if unknown:
             raise ValueError(f"unknown activities {unknown}; use torch_npu.profiler's own")
-        self._rows = Rows() if ProfilerActivity.NPU in wanted else None
+        self._rows = TraceRows() if ProfilerActivity.NPU in wanted else None
         self._settings = experimental_config or _ExperimentalConfig()
         self._marks = self._settings.new_marks()
         self._memory: MemoryMoments | None = None
@@ -228,7 +228,7 @@ class profile(torch.profiler.profile):
         """Begin to record."""
         self._trace = None
         if self._rows is not None:
-            self._rows = STATE.rows = Rows()
+            self._rows = STATE.rows = TraceRows()
         self._marks = STATE.marks = self._settings.new_marks()
         wanted = self._rows is not None and self._chosen["profile_memory"]
         self._memory = STATE.memory = MemoryMoments() if wanted else None
@@ -294,8 +294,8 @@ class profile(torch.profiler.profile):
         version = sys.modules["torch_npu"].__version__ if "torch_npu" in sys.modules else ""
         info = {"config": chosen, "rank_id": rank, "world_size": size}
         info["torch_npu_version"] = version
-        told = getattr(self, "_trace_metadata", {})  # torch before 2.13 does not keep it
-        metadata = {key: json.loads(text) for key, text in told.items()}
+        recorded = getattr(self, "_trace_metadata", {})  # torch before 2.13 does not keep it
+        metadata = {key: json.loads(text) for key, text in recorded.items()}
         return save(parent, worker, self._recorded(), info, metadata)
 
 

@@ -23,7 +23,7 @@ from torchair.torch_private.tensors import GeneratorBase, from_dlpack, to_dlpack
 
 if TYPE_CHECKING:
     from torchair.ascend.emulate.profiles.memory import MemoryMoments
-    from torchair.ascend.emulate.profiles.recording import Marks, Rows
+    from torchair.ascend.emulate.profiles.recording import Marks, TraceRows
     from torchair.ascend.emulate.streams import DeviceTape
 
 
@@ -31,7 +31,7 @@ DEVICE_TYPE = "npu"
 MOST_DEVICES = 64
 
 
-class ThisThread(threading.local):
+class ThreadState(threading.local):
     """What a thread has chosen: device, streams, and the graph it captures."""
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class DeviceState:
     def __init__(self) -> None:
         self.count = 0  # zero until the device is installed
         self.stream_ids = itertools.count(1)
-        self.rows: Rows | None = None  # where a profiler wants to know what runs
+        self.rows: TraceRows | None = None  # where a profiler wants to know what runs
         self.marks: Marks | None = None  # where it wants to know what scripts mark
         self.memory: MemoryMoments | None = None  # where it wants to know of memory
-        self.here = ThisThread()
+        self.here = ThreadState()
 
     def index_of(self, device: Any = None) -> int:
         """The number of a device given as number, text or torch.device; None is the current one."""
@@ -85,11 +85,11 @@ def by_name(*things: Any) -> dict[str, Any]:
 
 
 _Base: Any = GeneratorBase
-_Meta: Any = type(_Base)
+_GeneratorMeta: Any = type(_Base)
 _FIRST_SEED = 67280421310721  # torch's own, before one was chosen
 
 
-class _AnyGenerator(_Meta):
+class _AnyGenerator(_GeneratorMeta):
     """Takes generators that torch made itself for instances as well."""
 
     def __instancecheck__(cls, instance: Any) -> bool:

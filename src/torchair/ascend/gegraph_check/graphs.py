@@ -114,8 +114,9 @@ def _limits(cores: str, vector_cores: int) -> tuple[int, int]:
 
 def _described(node: Node, limits: tuple[int, int]) -> dict[str, Any]:
     cube = has_trait(node, Trait.CONTRACTION)
+    limit = limits[0] if cube else limits[1]
     own = node.attr("_op_aicore_num" if cube else "_op_vectorcore_num", "")
-    blocks = int(own) if str(own).isdecimal() else limits[0 if cube else 1]
+    blocks = int(own) if str(own).isdecimal() else limit
     source = node.origin.line if node.origin is not None else ""
     args: dict[str, Any] = {
         "Task Type": "KERNEL_AICORE" if cube else "KERNEL_AIVEC",

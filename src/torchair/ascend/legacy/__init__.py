@@ -30,20 +30,20 @@ class Finder(MetaPathFinder, Loader):
 
     def get_code(self, name: str) -> Any:
         """The code of the module that stands behind a name, for `python -m`."""
-        home = importlib.util.find_spec(TABLE[name]["*"])
-        assert home is not None and home.loader is not None
-        return home.loader.get_code(home.name)  # type: ignore[attr-defined]
+        owner = importlib.util.find_spec(TABLE[name]["*"])
+        assert owner is not None and owner.loader is not None
+        return owner.loader.get_code(owner.name)  # type: ignore[attr-defined]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Alias(spec.name)
+        return _AliasModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         names = TABLE[module.__name__]
         if list(names) == ["*"] and names["*"] not in TABLE:
-            home = importlib.import_module(names["*"])
-            sys.modules[module.__name__] = home  # the module itself
-            if module.__name__ in _PACKAGES and not hasattr(home, "__path__"):
-                home.__path__ = []  # old names have modules in it
+            owner = importlib.import_module(names["*"])
+            sys.modules[module.__name__] = owner  # the module itself
+            if module.__name__ in _PACKAGES and not hasattr(owner, "__path__"):
+                owner.__path__ = []  # old names have modules in it
         if module.__name__ == "torchair.ge_concrete_graph":
             warnings.warn(
                 "torchair.ge_concrete_graph is an old name, import from torchair.ge",
@@ -52,7 +52,7 @@ class Finder(MetaPathFinder, Loader):
             )
 
 
-class _Alias(ModuleType):
+class _AliasModule(ModuleType):
     """A module whose names live elsewhere. What is put in the place of one is put where it lives,
     and taken away from there again."""
 
@@ -68,24 +68,24 @@ class _Alias(ModuleType):
             return importlib.import_module(f"{self.__name__}.{name}")
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
-    def _home(self, name: str) -> tuple[Any, str] | None:
+    def _owner_of(self, name: str) -> tuple[Any, str] | None:
         """The object that has a name of the table, and its name there."""
         names = TABLE[self.__name__]
         if name in names:
-            home, _, last = names[name].rpartition(".")
-            return resolve_name(home), last
+            owner, _, last = names[name].rpartition(".")
+            return resolve_name(owner), last
         if "*" not in names or name.startswith("__"):
             return None
         module = importlib.import_module(names["*"])
         return (module, name) if hasattr(module, name) else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        home = None if isinstance(value, ModuleType) else self._home(name)
-        if home is None:
+        owner = None if isinstance(value, ModuleType) else self._owner_of(name)
+        if owner is None:
             super().__setattr__(name, value)
             return
-        self.__dict__.setdefault("_replaced", {}).setdefault(name, getattr(*home))
-        setattr(*home, value)
+        self.__dict__.setdefault("_replaced", {}).setdefault(name, getattr(*owner))
+        setattr(*owner, value)
 
     def __delattr__(self, name: str) -> None:
         replaced = self.__dict__.get("_replaced", {})

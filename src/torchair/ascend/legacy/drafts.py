@@ -38,8 +38,8 @@ class IrElement(enum.IntEnum):
 
 
 def _part(where: str, kind: IrElement, doc: str) -> Callable[[IrDef, str, Any], IrDef]:
-    def add(self: IrDef, name: str, told: Any) -> IrDef:
-        getattr(self, where).append((kind, name, told))
+    def add(self: IrDef, name: str, described: Any) -> IrDef:
+        getattr(self, where).append((kind, name, described))
         return self
 
     add.__doc__ = doc

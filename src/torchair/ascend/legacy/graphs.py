@@ -26,7 +26,7 @@ _MISSING = object()
 _replaced: dict[tuple[type, str], Any] = {}  # what was there before
 
 
-class _Made(abc.ABCMeta):
+class _LegacyMeta(abc.ABCMeta):
     """A class that is made with other arguments than ours. Methods that scripts put in place of
     its own are put in place of ours, and our objects are instances."""
 
@@ -34,23 +34,23 @@ class _Made(abc.ABCMeta):
         if name.startswith(("_abc_", "__abstract")):
             super().__setattr__(name, value)
             return
-        home = cls.__mro__[1]
-        _replaced.setdefault((home, name), vars(home).get(name, _MISSING))
-        setattr(home, name, value)
+        owner = cls.__mro__[1]
+        _replaced.setdefault((owner, name), vars(owner).get(name, _MISSING))
+        setattr(owner, name, value)
 
     def __delattr__(cls, name: str) -> None:
-        home = cls.__mro__[1]
-        before = _replaced.pop((home, name))
+        owner = cls.__mro__[1]
+        before = _replaced.pop((owner, name))
         if before is _MISSING:
-            delattr(home, name)
+            delattr(owner, name)
         else:
-            setattr(home, name, before)
+            setattr(owner, name, before)
 
     def __instancecheck__(cls, other: object) -> bool:
         return isinstance(other, cls.__mro__[1])
 
 
-class GeConcreteGraph(concrete.GeConcreteGraph, metaclass=_Made):
+class GeConcreteGraph(concrete.GeConcreteGraph, metaclass=_LegacyMeta):
     """A graph for the engine that has a name and options first, and an FX graph later."""
 
     def __init__(
@@ -84,7 +84,7 @@ class GeConcreteGraph(concrete.GeConcreteGraph, metaclass=_Made):
         return self._ascend_ir_map or {}
 
 
-class AclConcreteGraph(concrete.AclConcreteGraph, metaclass=_Made):
+class AclConcreteGraph(concrete.AclConcreteGraph, metaclass=_LegacyMeta):
     """A graph for capture that has a name and options first, and an FX graph later."""
 
     def __init__(self, config: CompilerConfig, name: str = "graph", **_: Any) -> None:

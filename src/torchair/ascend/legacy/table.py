@@ -7,8 +7,8 @@ original that have no meaning here are listed in docs/ascend.md.
 from __future__ import annotations
 
 _NAMES = """\
-# "module: home names", or a line for each home; `old=new` where the name is another one there, `-`
-# for modules themselves. A star forwards every other name to the home.
+# "module: owner names", or a line for each owner; `old=new` where the owner has another name, `-`
+# for modules themselves. A star forwards every other name to the owner.
 torchair.core.utils: torchair.log logger EVENT_LEVEL
 torchair.core.backend: torchair.core._backend *
 torchair.core.concrete_graph: torchair.core._concrete_graph *
@@ -175,7 +175,7 @@ npugraph_ex.tools.aclgraph_check: torchair.ascend.gegraph_check *
 
 def _read(text: str) -> dict[str, dict[str, str]]:
     table: dict[str, dict[str, str]] = {}
-    names, home = {}, ""
+    names, owner = {}, ""
     for line in text.splitlines():
         if not line or line.lstrip().startswith("#"):
             continue
@@ -184,11 +184,11 @@ def _read(text: str) -> dict[str, dict[str, str]]:
             names = table[module] = {}
         words = line.split()
         if words and not line.startswith(" " * 8):
-            home = words.pop(0)
+            owner = words.pop(0)
         for name, _, there in (word.partition("=") for word in words):
             found = there or name
-            whole = found if home == "-" else f"{home}.{found}"
-            names[name] = home if name == "*" else whole
+            whole = found if owner == "-" else f"{owner}.{found}"
+            names[name] = owner if name == "*" else whole
     return table
 
 

@@ -16,7 +16,7 @@ from torchair.operators.core import Op, TorchKernel, Trait, add_row, rows
 _COLLECTIVE = Trait.COMMUNICATION | Trait.SIDE_EFFECT
 
 
-def _outline(fact: Fact) -> TensorMeta:
+def _meta_of(fact: Fact) -> TensorMeta:
     if fact.shape is None:
         raise MissingHostValue("dims of an input are not known")
     return TensorMeta(fact.shape, ge_to_torch(fact.dtype))
@@ -69,9 +69,9 @@ def _rule(operator: NpuOperator, form: GeForm, call: OperatorCall) -> Callable[[
         given = _numbers(form, call, op)
         for port, value in op.node.inputs.items():
             if isinstance(value, list):
-                given[form.argument(port)] = [_outline(fact) for fact in op.list(port)]
+                given[form.argument(port)] = [_meta_of(fact) for fact in op.list(port)]
             elif value is not None:
-                given[form.argument(port)] = _outline(op[port])
+                given[form.argument(port)] = _meta_of(op[port])
         try:
             found = list(_facts(call.run(operator.fake, given)))
             return _placed(form, call, op, found, lambda port: op[port])

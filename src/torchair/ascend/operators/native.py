@@ -124,7 +124,7 @@ def interleave_rope(o: LowerOp) -> Lowered:
             return f.add(f.mul(b, c), f.mul(a, s))
         return f.sub(f.mul(a, c), f.mul(b, s))
 
-    return Lowered(x.shape, x.dtype, f.Joined(last, [half, half], read).element)
+    return Lowered(x.shape, x.dtype, f.Concatenated(last, [half, half], read).element)
 
 
 # ---- the norm of a sum, in two types or quantised ----

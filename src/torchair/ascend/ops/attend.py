@@ -27,7 +27,7 @@ from torchair.ops.attention import (
 _PAIR, _BATCHES, _FULL = 2, 3, 4  # dims of a mask
 
 
-class Piece(NamedTuple):
+class SequenceGroup(NamedTuple):
     """What is computed together: one sequence, or all of them where they are alike."""
 
     batches: range

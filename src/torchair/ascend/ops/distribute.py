@@ -41,6 +41,7 @@ def by_expert(counts: Tensor) -> Tensor:
 
 
 def inverse(order: Tensor) -> Tensor:
+    """The permutation that undoes another."""
     places = torch.empty_like(order)
     places[order] = torch.arange(order.shape[0], device=order.device)
     return places

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchair.ascend.ops import attend
-from torchair.ascend.ops.attend import Dropout, Piece, Scores, part
+from torchair.ascend.ops.attend import Dropout, Scores, SequenceGroup, part
 from torchair.ascend.ops.library import Gradient, NpuOperators, refuse, refuse_given, wide, wrong
 from torchair.ops.attention import NO_LIMIT, PREFIX, PREFIX_SMALL
 
@@ -77,7 +77,7 @@ class FusionCall:
         key, value = (attend.by_heads(x, layout, key_heads) for x in operands)
         return query, key, value
 
-    def pieces(self, dims: Sequence[int], keys: int) -> Iterator[tuple[Piece, Scores]]:
+    def pieces(self, dims: Sequence[int], keys: int) -> Iterator[tuple[SequenceGroup, Scores]]:
         """What is computed together, and how scores of each are made."""
         dropout = None
         if self.keep_prob != 1.0:
@@ -86,20 +86,22 @@ class FusionCall:
         for number, piece in enumerate(self._pieces(dims, keys)):
             yield piece, self._scores(number, piece, dropout)
 
-    def _pieces(self, dims: Sequence[int], keys: int) -> list[Piece]:
+    def _pieces(self, dims: Sequence[int], keys: int) -> list[SequenceGroup]:
         batches, _, queries, _ = dims
         if self.input_layout != "TND":
             together = 1 if self.sparse_mode in (PREFIX, PREFIX_SMALL) else batches
             return [
-                Piece(range(b, b + together), range(queries), range(keys))
+                SequenceGroup(range(b, b + together), range(queries), range(keys))
                 for b in range(0, batches, together)
             ]
         ends = self.actual_seq_qlen or (), self.actual_seq_kvlen or ()
         if len(ends[0]) != len(ends[1]):
             raise wrong(NAME, "actual_seq_kvlen", "has not as many ends as actual_seq_qlen")
-        return [Piece(range(1), *both) for both in zip(*map(attend.ranges, ends), strict=True)]
+        return [
+            SequenceGroup(range(1), *both) for both in zip(*map(attend.ranges, ends), strict=True)
+        ]
 
-    def _scores(self, number: int, piece: Piece, dropout: Dropout | None) -> Scores:
+    def _scores(self, number: int, piece: SequenceGroup, dropout: Dropout | None) -> Scores:
         masked = self.atten_mask is not None
         prefix = self.prefix[number] if self.prefix is not None else 0
         limits = (self.sparse_mode, self.pre_tockens, self.next_tockens, masked, prefix)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchair.ascend.ops import attend
-from torchair.ascend.ops.attend import Piece
+from torchair.ascend.ops.attend import SequenceGroup
 from torchair.ascend.ops.library import refuse, refuse_given, rounded, unpack_int4, wide, wrong
 from torchair.ops.attention import FUSED, fused_arguments
 from torchair.torch_private.dispatch import parse_schema
@@ -57,9 +57,9 @@ class InferCall:
         if self.given.query_rope is not None:
             rope = attend.by_heads(self.given.query_rope, self.layout, self.heads)
             self.query = torch.cat([self.query, rope], -1)
-        self.keys = _Stored(self, "key", forms[0], self.given.key_shared_prefix)
-        self.values = _Stored(self, "value", forms[1], self.given.value_shared_prefix)
-        self.ropes = None if self.given.key_rope is None else _Stored(self, "key_rope")
+        self.keys = _StoredRows(self, "key", forms[0], self.given.key_shared_prefix)
+        self.values = _StoredRows(self, "value", forms[1], self.given.value_shared_prefix)
+        self.ropes = None if self.given.key_rope is None else _StoredRows(self, "key_rope")
 
     def _check(self) -> None:
         first, g = self.layout, self.given
@@ -111,11 +111,11 @@ class InferCall:
             attend.part(sums, batches, piece.queries).copy_(logs)
         return attend.from_heads(self._finished(out), self.out_layout), self._sums(sums)
 
-    def _batches(self, piece: Piece) -> range:
+    def _batches(self, piece: SequenceGroup) -> range:
         """The batches of a piece; ragged queries are all in one."""
         return range(1) if self.ragged else piece.batches
 
-    def _attend(self, piece: Piece, query: Tensor) -> tuple[Tensor, Tensor]:
+    def _attend(self, piece: SequenceGroup, query: Tensor) -> tuple[Tensor, Tensor]:
         key, value = self.keys.of(piece), self.values.of(piece)
         if self.ropes is not None:
             key = torch.cat([key, self.ropes.of(piece)], -1)
@@ -123,7 +123,7 @@ class InferCall:
         nothing = total == 0
         return out, torch.where(nothing, 0.0, top) + torch.where(nothing, 1.0, total).log()
 
-    def _scores(self, piece: Piece, keys: int) -> attend.Scores:
+    def _scores(self, piece: SequenceGroup, keys: int) -> attend.Scores:
         g, mask = self.given, self.given.atten_mask
         limits = (g.sparse_mode, g.pre_tokens, g.next_tokens, mask is not None)
         window = attend.window_of(self.operator, *limits)
@@ -145,7 +145,7 @@ class InferCall:
 
     # ---- where sequences are ----
 
-    def _ragged_pieces(self) -> list[Piece]:
+    def _ragged_pieces(self) -> list[SequenceGroup]:
         """Lengths are ends; those of keys are lengths if keys come in pages."""
         g = self.given
         ends = list(g.actual_seq_lengths)
@@ -155,13 +155,14 @@ class InferCall:
         queries = attend.ranges(ends)
         keys = attend.ranges(given) if g.block_table is None else [range(n) for n in given]
         return [
-            Piece(range(b, b + 1), *both) for b, both in enumerate(zip(queries, keys, strict=True))
+            SequenceGroup(range(b, b + 1), *both)
+            for b, both in enumerate(zip(queries, keys, strict=True))
         ]
 
-    def _batch_pieces(self) -> list[Piece]:
+    def _batch_pieces(self) -> list[SequenceGroup]:
         """Lengths are those of each batch, one for all of them, or the whole dims."""
         batches, queries = self.query.shape[0], self.query.shape[2]
-        g, room = self.given, self.keys.room
+        g, capacity = self.given, self.keys.capacity
         apart = (
             g.actual_seq_lengths,
             g.actual_seq_lengths_kv,
@@ -171,27 +172,31 @@ class InferCall:
             g.key_shared_prefix,
         )
         if all(x is None for x in apart):
-            return [Piece(range(batches), range(queries), range(room))]
+            return [SequenceGroup(range(batches), range(queries), range(capacity))]
         spans = (
             self._spans("actual_seq_lengths", batches, queries, g.query_padding_size),
-            self._spans("actual_seq_lengths_kv", batches, room, g.kv_padding_size),
+            self._spans("actual_seq_lengths_kv", batches, capacity, g.kv_padding_size),
         )
-        return [Piece(range(b, b + 1), *both) for b, both in enumerate(zip(*spans, strict=True))]
+        return [
+            SequenceGroup(range(b, b + 1), *both) for b, both in enumerate(zip(*spans, strict=True))
+        ]
 
-    def _spans(self, argument: str, batches: int, room: int, padding: Tensor | None) -> list[range]:
+    def _spans(
+        self, argument: str, batches: int, capacity: int, padding: Tensor | None
+    ) -> list[range]:
         """Where each batch is: from 0 on, or so that `padding` places are left behind it."""
         lengths: Sequence[int] | None = getattr(self.given, argument)
         if lengths is None:
-            lengths = [room]
+            lengths = [capacity]
         found = list(lengths) * (batches if len(lengths) == 1 else 1)
         if len(found) < batches:
             reason = f"has {len(lengths)} members for {batches} batches"
             raise wrong(self.operator, argument, reason)
-        if any(not 0 <= n <= room for n in found[:batches]):
-            reason = f"{found[:batches]} are not lengths up to {room}"
+        if any(not 0 <= n <= capacity for n in found[:batches]):
+            reason = f"{found[:batches]} are not lengths up to {capacity}"
             raise wrong(self.operator, argument, reason)
         behind = None if padding is None else int(padding.reshape(-1)[0])
-        starts = [0 if behind is None else room - n - behind for n in found[:batches]]
+        starts = [0 if behind is None else capacity - n - behind for n in found[:batches]]
         return [range(a, a + n) for a, n in zip(starts, found, strict=False)]
 
     # ---- results ----
@@ -221,7 +226,7 @@ class _Quantised:
     per_token: bool
 
 
-class _Stored:
+class _StoredRows:
     """Keys or values as they are kept: dense, or in pages that a table lists for each batch."""
 
     def __init__(
@@ -237,10 +242,10 @@ class _Stored:
         self.pages: Tensor | None = call.given.block_table
         if self.pages is None:
             self.tensor = attend.by_heads(tensor, call.layout, call.key_heads)
-            self.room = self.tensor.shape[2]
+            self.capacity = self.tensor.shape[2]
         else:
             self.tensor = self._paged(tensor, name)
-            self.room = self.pages.shape[1] * self.tensor.shape[2]
+            self.capacity = self.pages.shape[1] * self.tensor.shape[2]
         self.width = self.tensor.shape[-1]
 
     def _paged(self, tensor: Tensor, name: str) -> Tensor:
@@ -251,17 +256,17 @@ class _Stored:
             return tensor.unflatten(-1, (self.call.key_heads, -1)).transpose(1, 2)
         raise wrong(self.call.operator, name, f"has {tensor.dim()} dims, pages have 3 or 4")
 
-    def of(self, piece: Piece) -> Tensor:
+    def of(self, piece: SequenceGroup) -> Tensor:
         """What one sequence reads, as numbers: (1, heads, positions, features)."""
         found = self._dense(piece) if self.pages is None else self._from_pages(self.pages, piece)
         found = found if self.form is None else self._dequantised(found, self.form, piece)
         return self._with_prefix(found)
 
-    def _dense(self, piece: Piece) -> Tensor:
+    def _dense(self, piece: SequenceGroup) -> Tensor:
         shared = self.call.ragged or self.tensor.shape[0] == 1
         return attend.part(self.tensor, range(1) if shared else piece.batches, piece.keys)
 
-    def _from_pages(self, table: Tensor, piece: Piece) -> Tensor:
+    def _from_pages(self, table: Tensor, piece: SequenceGroup) -> Tensor:
         count = -(-piece.keys.stop // self.tensor.shape[2])
         if count > table.shape[1]:
             reason = f"has {table.shape[1]} pages for the {piece.keys.stop} keys of a batch"
@@ -270,13 +275,13 @@ class _Stored:
         rows = pages.transpose(0, 1).flatten(1, 2)
         return rows[:, piece.keys.start : piece.keys.stop].unsqueeze(0)
 
-    def _dequantised(self, found: Tensor, form: _Quantised, piece: Piece) -> Tensor:
+    def _dequantised(self, found: Tensor, form: _Quantised, piece: SequenceGroup) -> Tensor:
         values = found.to(wide(self.call.query.dtype))
         if form.offset is not None:
             values = values + self._factors(form.offset, form.per_token, piece)
         return values * self._factors(form.scale, form.per_token, piece)
 
-    def _factors(self, x: Tensor, per_token: bool, piece: Piece) -> Tensor:
+    def _factors(self, x: Tensor, per_token: bool, piece: SequenceGroup) -> Tensor:
         x = x.to(wide(self.call.query.dtype))
         if not per_token:
             return _by_feature(x, self.call.key_heads)

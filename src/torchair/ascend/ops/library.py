@@ -24,7 +24,7 @@ from torchair.torch_private.tensors import (
     functionalize_sync,
 )
 
-_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+_Implementation = TypeVar("_Implementation", bound=Callable[..., Any])
 ATB = "atb"
 """The library of torch that some operators of torch_npu are in."""
 DEVICES = ("CPU", "CUDA")
@@ -84,13 +84,13 @@ class NpuOperators(list[NpuOperator]):
         pure: str | None = None,
         form: GeForm | None = None,
         space: str = "npu",
-    ) -> Callable[[_Kernel], _Kernel]:
+    ) -> Callable[[_Implementation], _Implementation]:
         """One more, whose kernel is the function below. Without `fake` that is run to know the
         results on tensors without data, too; tracing an operator takes several times as long then.
         With a `form` the fake kernel is also the shape rule of the GE operator.
         """
 
-        def enter(kernel: _Kernel) -> _Kernel:
+        def enter(kernel: _Implementation) -> _Implementation:
             self.append(NpuOperator(schema, kernel, fake or kernel, gradient, pure, form, space))
             return kernel
 

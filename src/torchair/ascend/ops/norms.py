@@ -171,10 +171,9 @@ def add_rms_norm_quant(
         raise refuse(name, "axis", f"is {axis}, known is -1")
     kind, total = narrow_type(name, "dst_type", dst_type), x1 + x2
     y = _wide_norm(total, gamma, beta, epsilon)
+    empty = y.new_empty(0, dtype=torch.int32 if kind == torch.quint4x2 else kind)
     made = [
-        y.new_empty(0, dtype=torch.int32 if kind == torch.quint4x2 else kind)
-        if scales is None
-        else narrowed(_scaled(y, scales, zero, div_mode), kind)
+        empty.clone() if scales is None else narrowed(_scaled(y, scales, zero, div_mode), kind)
         for scales, zero in ((scales1, zero_points1), (scales2, zero_points2))
     ]
     return made[0], made[1], total

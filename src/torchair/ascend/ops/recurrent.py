@@ -206,13 +206,13 @@ _CONV_SCHEMA = parse_schema(f"{_CONV}({_CONV_OPTIONS}) -> ()")
 _CONV_DEFAULTS = {a.name: a.default_value for a in _CONV_SCHEMA.arguments}
 
 
-class _Convolution:
+class _FusedConvolution:
     """A call of the fused convolution. States are (lines, positions, features); with blocks
     (`cache_indices` of two dims) a sequence has a line for each block of its positions."""
 
     def __init__(self, weight: Tensor, states: Tensor, given: dict[str, Any]) -> None:
         self.weight, self.states = weight.to(wide(weight.dtype)), states
-        self.width, self.room = weight.shape[0], states.shape[1]
+        self.width, self.capacity = weight.shape[0], states.shape[1]
         names = (
             "cache_indices",
             "num_accepted_tokens",
@@ -248,14 +248,14 @@ class _Convolution:
             self._of("num_accepted_tokens", batch),
         )
         before = self.width - 1
-        offset = self.room - before if accepted is None else accepted - 1
+        offset = self.capacity - before if accepted is None else accepted - 1
         cached = self.states[read, : offset + before]
         if done == 0:
             offset, cached = 0, x.new_zeros((before, x.shape[-1]))
         padded = torch.cat([cached, x])
-        kept = min(self.room, padded.shape[0])
+        kept = min(self.capacity, padded.shape[0])
         window = padded[offset:]
-        self.states[write, self.room - kept :] = padded[padded.shape[0] - kept :]
+        self.states[write, self.capacity - kept :] = padded[padded.shape[0] - kept :]
         if self.blocks:
             self._fill(batch, window, x.shape[0])
         y = _convolved(window.to(self.weight.dtype), self.weight, x.shape[0])
@@ -274,7 +274,7 @@ class _Convolution:
         for chunk in range(last - start):
             edge = full - (last - start - chunk - 1) * size
             line = self.lines[batch][start + chunk]
-            self.states[line, self.room - before :] = window[edge : edge + before]
+            self.states[line, self.capacity - before :] = window[edge : edge + before]
 
 
 def fused_causal_conv1d(x: Tensor, weight: Tensor, conv_states: Tensor, **given: Any) -> Tensor:
@@ -282,7 +282,7 @@ def fused_causal_conv1d(x: Tensor, weight: Tensor, conv_states: Tensor, **given:
     given = _CONV_DEFAULTS | given
     if given["conv_mode"] not in (None, "default", "pangu"):
         raise wrong(_CONV, "conv_mode", f"is {given['conv_mode']!r}, known: 'default', 'pangu'")
-    call = _Convolution(weight, conv_states, given)
+    call = _FusedConvolution(weight, conv_states, given)
     starts = given["query_start_loc"]
     if x.dim() > 2:
         return torch.stack([call.run(b, row) for b, row in enumerate(x)])

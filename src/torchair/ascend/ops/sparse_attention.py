@@ -67,9 +67,9 @@ class _Batches:
             return [a for a, _ in spans], [b for _, b in spans]
         if layout == "PA_BSND":
             return [0] * len(lengths), list(lengths)
-        room = x.shape[1]
-        found = [room] * x.shape[0] if lengths is None else lengths
-        starts = [b * room for b in range(x.shape[0])]
+        length = x.shape[1]
+        found = [length] * x.shape[0] if lengths is None else lengths
+        starts = [b * length for b in range(x.shape[0])]
         return starts, [s + n for s, n in zip(starts, found, strict=True)]
 
     def rows(self, x: Tensor, layout: str) -> Tensor:

@@ -85,8 +85,8 @@ def LatentPrologApart(node: Node, inner: Inner) -> Build:
         raise Mismatch("slots are not a list of integers that comes from outside", node)
     caches = [node.value_on(port) for port in _LATENT]
     tokens = _count(index)
-    room = min(_places(cache) for cache in caches)
-    if tokens is None or tokens >= room:
+    capacity = min(_places(cache) for cache in caches)
+    if tokens is None or tokens >= capacity:
         raise Mismatch("there are as many tokens as places in the caches", node)
 
     def rows(cache: Value) -> Value:

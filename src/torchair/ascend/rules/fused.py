@@ -87,8 +87,8 @@ def GateBetweenQuantisations(node: Node, inner: Inner) -> Build:
         scale = ge.RealDiv(ge.ReduceMax(ge.Abs(y), [-1], keep_dims=True), _number(127.0))
         scale = ge.SelectV2(ge.Greater(scale, _number(0.0)), scale, _number(1.0))
         nearest = ge.Round(ge.RealDiv(y, scale))
-        held = ge.ClipByValueV2(nearest, _number(-128.0), _number(127.0))
-        return [ge.Cast(held, dst_type=DataType.DT_INT8), ge.Squeeze(scale, axis=[-1])]
+        clipped = ge.ClipByValueV2(nearest, _number(-128.0), _number(127.0))
+        return [ge.Cast(clipped, dst_type=DataType.DT_INT8), ge.Squeeze(scale, axis=[-1])]
 
     return build
 

@@ -74,31 +74,31 @@ def _read(data: bytes) -> ObjectCode:
     ident, kind, machine, _, _, _, at, _, _, _, _, size, count, names = _HEADER.unpack_from(data)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != _RELOCATABLE or machine not in MACHINES:
         raise BadObject("no object code of a known processor")
-    heads = [_SECTION.unpack_from(data, at + k * size) for k in range(count)]
-    texts = _contents(data, heads[names])
+    headers = [_SECTION.unpack_from(data, at + k * size) for k in range(count)]
+    texts = _contents(data, headers[names])
     sections = {}
-    for k, head in enumerate(heads):
-        flags, alignment = head[2], head[8]
-        if not flags & _ALLOCATED or not head[5]:
+    for k, header in enumerate(headers):
+        flags, alignment = header[2], header[8]
+        if not flags & _ALLOCATED or not header[5]:
             continue
-        name = _name(texts, head[0])
+        name = _name(texts, header[0])
         if name.startswith((".eh_frame", ".note")):
             continue
-        if flags & _WRITABLE or head[1] == _NO_BITS:
+        if flags & _WRITABLE or header[1] == _NO_BITS:
             raise BadObject(f"{name} is data that code could write to")
-        content = _contents(data, head)
+        content = _contents(data, header)
         sections[k] = ElfSection(k, name, content, max(alignment, 1), bool(flags & _EXECUTABLE))
-    table = next((h for h in heads if h[1] == _SYMBOLS), None)
-    symbols = [] if table is None else _symbols(data, table, heads)
-    for head in heads:
-        if head[1] == _RELOCATIONS and head[7] in sections:
-            sections[head[7]].relocations += _relocations(_contents(data, head), symbols)
+    table = next((h for h in headers if h[1] == _SYMBOLS), None)
+    symbols = [] if table is None else _symbols(data, table, headers)
+    for header in headers:
+        if header[1] == _RELOCATIONS and header[7] in sections:
+            sections[header[7]].relocations += _relocations(_contents(data, header), symbols)
     return ObjectCode(MACHINES[machine], list(sections.values()), symbols)
 
 
-def _contents(data: bytes, head: tuple[int, ...]) -> bytes:
-    found = data[head[4] : head[4] + head[5]]
-    if len(found) != head[5]:
+def _contents(data: bytes, header: tuple[int, ...]) -> bytes:
+    found = data[header[4] : header[4] + header[5]]
+    if len(found) != header[5]:
         raise BadObject("a section goes beyond the file")
     return found
 
@@ -107,8 +107,8 @@ def _name(texts: bytes, at: int) -> str:
     return texts[at : texts.index(b"\0", at)].decode()
 
 
-def _symbols(data: bytes, table: tuple[int, ...], heads: list[tuple[int, ...]]) -> list[Symbol]:
-    texts = _contents(data, heads[table[6]])
+def _symbols(data: bytes, table: tuple[int, ...], headers: list[tuple[int, ...]]) -> list[Symbol]:
+    texts = _contents(data, headers[table[6]])
     found = []
     for name, info, _, section, value, _ in _SYMBOL.iter_unpack(_contents(data, table)):
         found.append(Symbol(_name(texts, name), section, value, info >> 4 == _LOCAL))

@@ -283,7 +283,7 @@ _WORDS = (*_NUMBERS, *_FUNCTIONS, "contents", "contents.same")  # after the hits
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownTensor:
     """A tensor among the arguments; a `version` of -1 is not asked for."""
 
     position: int
@@ -292,7 +292,7 @@ class Known:
     version: int = -1
 
 
-class Words(Protocol):
+class ContentsWords(Protocol):
     """Contents that are looked at."""
 
     @property
@@ -301,7 +301,10 @@ class Words(Protocol):
 
 
 def test_of(
-    library: Library, length: int, tensors: Sequence[Known], contents: Words | None = None
+    library: Library,
+    length: int,
+    tensors: Sequence[KnownTensor],
+    contents: ContentsWords | None = None,
 ) -> tuple[Callable[[Any], int], Any] | None:
     """A test of a list or tuple of `length` arguments, and the table it counts its hits in; None
     where native code must not read objects. The table keeps `contents`, which it points to."""
@@ -316,7 +319,7 @@ def test_of(
     for t in tensors:
         words += (t.position, id(t.tensor), t.tensor._cdata, t.address, t.version)
     table: Any = (ctypes.c_int64 * len(words))(*words)
-    table.kept = contents
+    table.keep_alive = contents
     entry = _test(library)
     at = ctypes.cast(table, ctypes.c_void_p)  # which keeps the table
     return lambda given: entry(given, at), table

@@ -73,7 +73,7 @@ def known() -> dict[str, int] | None:
         return _found()
     if layout_probes() is not False and reason not in _warned:
         _warned.add(reason)
-        note(Fallback.NATIVE_GATE, f"arguments of calls are checked in Python: {reason}")
+        note(Fallback.NATIVE_GUARD, f"arguments of calls are checked in Python: {reason}")
         warn_once(
             f"{reason}: arguments are checked in Python, which costs some microseconds a call. "
             "TORCHAIR_LAYOUT_PROBES=1 uses native code at your own risk, =0 ends this warning"

@@ -53,10 +53,10 @@ def windows_libraries(kernel: Any = None) -> list[str]:
     process, needed, width = kernel.GetCurrentProcess(), number(), ctypes.sizeof(handle)
     modules = (handle * 0)()
     while True:
-        room = ctypes.sizeof(modules)
-        if not kernel.K32EnumProcessModules(process, modules, room, ctypes.byref(needed)):
+        size = ctypes.sizeof(modules)
+        if not kernel.K32EnumProcessModules(process, modules, size, ctypes.byref(needed)):
             return []
-        if needed.value <= room:
+        if needed.value <= size:
             break
         modules = (handle * (needed.value // width))()
     path = ctypes.create_unicode_buffer(_LONGEST)

@@ -51,8 +51,8 @@ class ArgumentTest(IntEnum):
     LIKE = 0  # a tensor of this kind
     EQUAL = 1  # an object of this class that is equal to that
     BITS = 2  # the same for a float, whose bits are compared
-    TAKEN = 3  # a tensor of ours, whose address is taken
-    KEPT = 4  # this tensor, where it was
+    UNCHECKED = 3  # a tensor of ours, whose address is taken
+    SAME_TENSOR = 4  # this tensor, where it was
 
 
 _FACTS = (("type", "i32", "%number"), ("index", "i32", "%number"), ("rank", "i64", "%found"))
@@ -138,8 +138,8 @@ look:
   switch i64 %kind, label %tensor.class [
     i64 KIND.EQUAL, label %value
     i64 KIND.BITS, label %value
-    i64 KIND.TAKEN, label %take
-    i64 KIND.KEPT, label %kept
+    i64 KIND.UNCHECKED, label %take
+    i64 KIND.SAME_TENSOR, label %kept
   ]
 
 kept:
@@ -303,9 +303,7 @@ def guard_text() -> str:
         filled(_FACT, NAME=name, TYPE=kind, PLACE=place, NEXT=following)
         for (name, kind, place), following in zip(_FACTS, names, strict=True)
     )
-    sides = "".join(
-        filled(_SIDE, NAME=n, LIST=frozen_tensors, INDEX=at) for n, frozen_tensors, at in _SIDES
-    )
+    sides = "".join(filled(_SIDE, NAME=n, LIST=words, INDEX=at) for n, words, at in _SIDES)
     head = table_words(HEAD, _NUMBERS)
     text = filled(_TEXT, **{"HEAD\n": head, "FACTS\n": facts, "SIDES\n": sides})
     text = text.replace("mul i64 %e, ENTRY", f"mul i64 %e, {len(ENTRY)}")
@@ -333,7 +331,7 @@ ANY = -1
 """A dim or a stride that is not compared."""
 
 BUSY = 1
-"""Word of a table: a call is running its program, or met a bad index that nobody has read yet."""
+"""Word of a table: a call is running its program, or met a bad index that has not been read yet."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +346,7 @@ class TensorLike:
 
 
 @dataclass(frozen=True)
-class TensorTaken:
+class UncheckedTensor:
     """An argument whose address is taken and nothing else is asked: we have made it."""
 
     position: int
@@ -356,9 +354,9 @@ class TensorTaken:
 
 
 @dataclass(frozen=True)
-class TensorKept:
+class SameTensor:
     """An argument that must be one certain tensor, where it was; a `version` of -1 is not asked
-    for. It is known by its addresses: whoever asks keeps the tensor."""
+    for. It is known by its addresses: the caller keeps the tensor alive."""
 
     position: int
     object: int
@@ -368,7 +366,7 @@ class TensorKept:
 
 
 @dataclass(frozen=True)
-class Same:
+class EqualValue:
     """An argument that must be of the class of `value` and equal to it."""
 
     position: int
@@ -390,7 +388,7 @@ class DictEntry:
 class Task:
     """A program to run: its address, the driver's, the most threads, and words that kernels set
     when they meet a bad index. `contents` is a test of memory and the words it reads; the guard
-    keeps what is `kept`."""
+    holds `keep_alive`."""
 
     program: int
     driver: int
@@ -399,7 +397,7 @@ class Task:
     fault_count: int
     long: bool
     contents: tuple[int, int] = (0, 0)
-    kept: Any = None
+    keep_alive: Any = None
 
 
 class Table(ctypes.Array):
@@ -409,7 +407,7 @@ class Table(ctypes.Array):
     _length_ = 0
 
 
-ArgumentRecord = TensorLike | TensorTaken | TensorKept | Same
+ArgumentRecord = TensorLike | UncheckedTensor | SameTensor | EqualValue
 
 
 def native_guard(
@@ -457,7 +455,7 @@ def native_guard(
             table[dims_at : dims_at + len(both)] = both
             dims_at += len(both)
     # Not what a tensor is compared with: a user may want its memory back.
-    table.kept = ([r for r in records if isinstance(r, Same)], entries, task)
+    table.keep_alive = ([r for r in records if isinstance(r, EqualValue)], entries, task)
     return _callable(library, table), table
 
 
@@ -469,18 +467,20 @@ def _entry_words(entry: DictEntry) -> tuple[int, ...]:
 
 def _record(record: ArgumentRecord, mask: int) -> dict[str, int]:
     """Words of a record by their names, all but those that are 0; `mask` tells which keys count."""
-    if isinstance(record, TensorTaken):
-        return {"position": record.position, "kind": ArgumentTest.TAKEN, "target": record.target}
-    if isinstance(record, TensorKept):
-        return {"kind": ArgumentTest.KEPT, **asdict(record)}
-    if isinstance(record, Same):
-        kind, frozen_tensors = ArgumentTest.EQUAL, id(record.value)
+    if isinstance(record, UncheckedTensor):
+        return {
+            "position": record.position,
+            "kind": ArgumentTest.UNCHECKED,
+            "target": record.target,
+        }
+    if isinstance(record, SameTensor):
+        return {"kind": ArgumentTest.SAME_TENSOR, **asdict(record)}
+    if isinstance(record, EqualValue):
+        kind, value = ArgumentTest.EQUAL, id(record.value)
         if type(record.value) is float:
-            kind, frozen_tensors = (
-                ArgumentTest.BITS,
-                struct.unpack("q", struct.pack("d", record.value))[0],
-            )
-        asked = {"kind": kind, "object": frozen_tensors, "class": id(type(record.value))}
+            (bits,) = struct.unpack("q", struct.pack("d", record.value))
+            kind, value = ArgumentTest.BITS, bits
+        asked = {"kind": kind, "object": value, "class": id(type(record.value))}
         return {"position": record.position, **asked}
     t = record.sample
     keys = signed(dispatch_keys(t).raw_repr() & mask & (2**64 - 1))
@@ -492,7 +492,7 @@ def _record(record: ArgumentRecord, mask: int) -> dict[str, int]:
 
 def _callable(library: Library, table: Any) -> Callable[..., bool | None]:
     """The native guard over one table as a builtin function of Python."""
-    table.method = _MethodDef(b"gate", _entry(library), _FASTCALL, None)
+    table.method = _MethodDef(b"native_guard", _entry(library), _FASTCALL, None)
     new = ctypes.pythonapi.PyCMethod_New
     new.restype = ctypes.py_object
     new.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
@@ -518,4 +518,4 @@ def _entry(library: Library) -> int:
 
 def guard_kernel() -> Kernel:
     """The code of native guards."""
-    return Kernel.of("gate", guard_text(), ())
+    return Kernel.of("native_guard", guard_text(), ())

@@ -92,9 +92,9 @@ def _whole_columns(w: KernelWriter, spec: Pool, wide: str) -> tuple[str, str]:
         return "0", "0"
     first = w.least(str(-(-left // step)), wide)
     reach = (spec.kernel[1] - 1) * spec.dilation[1] + step * lanes - left
-    room = w.sub(w.sub(w.size(spec.width), reach), w.mul(first, step))
-    room = w.most(w.add(room, step * lanes), 0)
-    count = w.least(w.div(room, step * lanes), w.div(w.sub(wide, first), lanes))
+    rest = w.sub(w.sub(w.size(spec.width), reach), w.mul(first, step))
+    rest = w.most(w.add(rest, step * lanes), 0)
+    count = w.least(w.div(rest, step * lanes), w.div(w.sub(wide, first), lanes))
     return first, w.add(first, w.mul(count, lanes))
 
 

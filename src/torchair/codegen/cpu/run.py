@@ -113,8 +113,8 @@ class Segment(EnteredPart):
         calls = [s.code for s in steps]
         most = self._threads_of(min(threads, memory.plan.threads or threads))
         self.threads = self.most = most  # for the sizes of this plan
-        room = max((c.scratch for c in calls), default=0) * self.threads
-        self._scratch = (memory.scratch or aligned_bytes)(room)
+        scratch = max((c.scratch for c in calls), default=0) * self.threads
+        self._scratch = (memory.scratch or aligned_bytes)(scratch)
         layouts, key = memory.plan.layouts, (*[id(c.operands) for c in calls], *last)
         if key not in layouts:
             layouts[key] = SegmentLayout(steps, memory.plan, last)

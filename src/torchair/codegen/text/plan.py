@@ -372,7 +372,7 @@ class _Phases:
     ) -> None:
         self.plan, self.order, self.costs, self.lanes = plan, order, costs, lanes
         self.fma, self.wanted = fma, unroll
-        self.home: dict[int, int] = {}  # the phase in which a row value is computed first
+        self.first_phase: dict[int, int] = {}  # the phase in which a row value is computed first
         self.kept: set[int] = set()
         self.stage: dict[int, int] = {}
         for x in order:
@@ -458,7 +458,7 @@ class _Phases:
             if id(x) in needed:
                 continue
             needed.add(id(x))
-            again = self.home.setdefault(id(x), number) < number
+            again = self.first_phase.setdefault(id(x), number) < number
             if again and self.plan.level[id(x)] > 1 and self._keeps(x):
                 continue
             if x.kind != "reduce":
@@ -479,7 +479,7 @@ class _Phases:
             self.plan.row_limit = ROW_LIMIT
         self.budget -= size
         self.kept.add(id(x))
-        self.plan.phases[self.home[id(x)]].saved.append(x)
+        self.plan.phases[self.first_phase[id(x)]].saved.append(x)
         return True
 
     def _cost(self, x: Expr) -> int:

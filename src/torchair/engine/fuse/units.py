@@ -7,7 +7,7 @@ read only inside of a unit never reach memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +20,7 @@ from torchair.operators import Op, Row, Trait, has_trait, row_of, steering_nodes
 from torchair.operators.core import TYPES, has_loops, loops_of, operands_of
 
 _NODES = 48  # of one unit: more would not fit the registers any more
+_CHEAP = 6  # nodes that are computed again where they are read
 _LONG_ROW = 1 << 16  # elements that one thread should not have to reduce alone
 
 UnitKind = Literal["loops", "matmul", "conv", "attention", "pool"]
@@ -433,17 +434,27 @@ class _Fuser:
                 unit.group.reduced |= other.group.reduced
 
     def _mergeable(self, unit: Unit, other: Unit, node: Node) -> bool:
-        if other.kind != "loops" or other.group.shape != unit.group.shape:
-            return False
-        if any(loops_of(n.type).kind == "update" for n in other.group.nodes):
-            return False
-        if len(unit.group.nodes) + len(other.group.nodes) > _NODES:
-            return False
+        """Whether `other` can be computed inside of `unit`, whose `node` reads it."""
+        return (
+            other.kind == "loops"
+            and other.group.shape == unit.group.shape
+            and not any(loops_of(n.type).kind == "update" for n in other.group.nodes)
+            and len(unit.group.nodes) + len(other.group.nodes) <= _NODES
+            and self._reductions_agree(unit, other)
+            and not self._would_close_a_cycle(unit, other, node)
+            and self._fits(unit, other, node)
+            and self._together(unit, other)
+        )
+
+    def _reductions_agree(self, unit: Unit, other: Unit) -> bool:
+        """Whether two units reduce the same axes, or one of them none."""
         one, two = unit.group.reduced, other.group.reduced
         if one and two and one != two:
             return False
-        if (one or two) and self._one_long_row(unit.group.shape, one | two):
-            return False
+        return not (one or two) or not self._one_long_row(unit.group.shape, one | two)
+
+    def _would_close_a_cycle(self, unit: Unit, other: Unit, node: Node) -> bool:
+        """Whether something that `unit` reads needs `other`, or `other` needs `unit`."""
         rest = [n for n in unit.group.nodes if n is not node and n not in unit.views]
         read = [s for n in rest for s in n.producers() if self.unit_of.get(s) is not unit]
         read += [
@@ -452,9 +463,7 @@ class _Fuser:
             if self.unit_of.get(source) not in (unit, other) and source not in unit.views
         ]
         around = [self.vertex[s] for s in read if s in self.vertex]
-        apart = not self.needs.need(around, other.number)
-        apart = apart and not self.needs.need([other.number], unit.number)
-        return apart and self._fits(unit, other, node) and self._together(unit, other)
+        return self.needs.need(around, other.number) or self.needs.need([other.number], unit.number)
 
     def _together(self, unit: Unit, other: Unit) -> bool:
         """Whether streams let a unit take in another one that it reads."""
@@ -473,21 +482,28 @@ class _Fuser:
         reads each element of it once, so that it may also be moved on the way."""
         update = loops_of(node.type).kind == "update"
         kinds = ("map", "move") if update else ("map",)
-        updated = node.values()[:1] if update else []  # that is in memory before
+        updated = node.values()[0].node if update else None  # its result is in memory before
         if unit.group.reduced and self._one_long_row(unit.group.shape, unit.group.reduced):
             return
         for other in self._candidates(node):
             if other is unit or other.kind != "loops" or other.group.reduced or other.views:
                 continue
             nodes = other.group.nodes
-            if any(v.node in nodes for v in updated):
-                continue
-            cheap = len(nodes) <= 6 and all(loops_of(n.type).kind in kinds for n in nodes)
-            private = all(
-                u is node or u in nodes for n in nodes for v in n.outputs for u in v.users()
-            ) and not any(v in self.results for n in nodes for v in n.outputs)
-            if cheap and private and self._together(unit, other):
+            cheap = len(nodes) <= _CHEAP and all(loops_of(n.type).kind in kinds for n in nodes)
+            if (
+                cheap
+                and updated not in nodes
+                and self._only_read_by(nodes, node)
+                and self._together(unit, other)
+            ):
                 self._absorb(unit, other)
+
+    def _only_read_by(self, nodes: Sequence[Node], reader: Node) -> bool:
+        """Whether results of nodes are read by these and one other, and are no results of the
+        graph."""
+        made = [v for n in nodes for v in n.outputs]
+        users = [u for v in made for u in v.users()]
+        return all(u is reader or u in nodes for u in users) and self.results.isdisjoint(made)
 
     def _absorb(self, unit: Unit, other: Unit) -> None:
         group = unit.group

@@ -45,7 +45,7 @@ def check_graph(
     lanes = Lanes(graph) if lanes is None else lanes
     live = live_nodes(graph)
     nodes = [n for n in _program(graph.nodes) if n in live and n.type not in NO_WORK]
-    order = _Before(nodes, lanes)
+    order = _HappensBefore(nodes, lanes)
     found = [*_rings(order, lanes), *_marks(graph.marks)]
     if lanes:
         found += _races(nodes, _updates(graph, assigned or {}), order, lanes)
@@ -78,7 +78,7 @@ def _updates(graph: Graph, assigned: Mapping[int, int]) -> dict[Value, Value]:
 # ---- order ----
 
 
-class _Before:
+class _HappensBefore:
     """Which nodes have ended when another begins: by data, by control edges, and by the order in
     which the graph lists the nodes of a lane."""
 
@@ -120,7 +120,7 @@ class _Before:
         return bool(self.ancestors[i] >> j & 1 or self.ancestors[j] >> i & 1)
 
 
-def _rings(order: _Before, lanes: Lanes) -> list[Fault]:
+def _rings(order: _HappensBefore, lanes: Lanes) -> list[Fault]:
     """One finding for each ring of nodes that wait for each other."""
     left = {k for k in range(len(order.nodes)) if k not in order.sorted}
     found: list[Fault] = []
@@ -133,7 +133,7 @@ def _rings(order: _Before, lanes: Lanes) -> list[Fault]:
     return found
 
 
-def _ring(order: _Before, left: set[int]) -> list[int] | None:
+def _ring(order: _HappensBefore, left: set[int]) -> list[int] | None:
     """Nodes each of which waits for the next, and the last for the first."""
     for start in sorted(left):
         path: list[int] = []
@@ -149,7 +149,7 @@ def _ring(order: _Before, left: set[int]) -> list[int] | None:
 
 
 def _ring_finding(
-    nodes: Sequence[Node], ring: Sequence[int], order: _Before, lanes: Lanes
+    nodes: Sequence[Node], ring: Sequence[int], order: _HappensBefore, lanes: Lanes
 ) -> Fault:
     why = [order.edges[a][b] for a, b in pairwise([*ring, ring[0]])]
     words = {
@@ -201,7 +201,7 @@ def _at(mark: Mark) -> str:
 
 
 def _races(
-    nodes: Sequence[Node], updates: Mapping[Value, Value], order: _Before, lanes: Lanes
+    nodes: Sequence[Node], updates: Mapping[Value, Value], order: _HappensBefore, lanes: Lanes
 ) -> list[Fault]:
     found: list[Fault] = []
     for memory, touches in _accesses(nodes, updates).items():

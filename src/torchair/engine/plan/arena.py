@@ -37,7 +37,7 @@ def aligned(size: int) -> int:
 
 
 def place(
-    buffers: list[Buffer], order: BufferOrder | None = None, apart: Apart | None = None
+    buffers: list[Buffer], order: BufferOrder | None = None, apart: MayShare | None = None
 ) -> int:
     """Give every buffer an offset, larger ones first; returns the arena's size in bytes.
 
@@ -66,7 +66,7 @@ def place(
     return int(placed[1].max(initial=0))
 
 
-Apart = Callable[[int, int], bool]
+MayShare = Callable[[int, int], bool]
 """Whether two buffers, by number, may share bytes where first and last step do not tell."""
 BufferOrder = Callable[[Buffer], Any]
 """What buffers are sorted by before they are placed."""
@@ -138,7 +138,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Laid:
+class BufferPlaces:
     """Where buffers of some sizes lie."""
 
     sizes: tuple[int, ...]
@@ -153,7 +153,7 @@ class Arena:
     def __init__(
         self,
         buffers: Sequence[Buffer],
-        apart: Apart | None = None,
+        apart: MayShare | None = None,
         compact: bool = False,
     ) -> None:
         """`compact` looks longer for an arrangement that needs little."""
@@ -161,7 +161,7 @@ class Arena:
         self._apart, self._compact = apart, compact
         self._packing: Packing | None = None
 
-    def place(self, sizes: Sequence[int]) -> Laid:
+    def place(self, sizes: Sequence[int]) -> BufferPlaces:
         """Places as before, as long as that wastes little."""
         placed = [
             Buffer(n, b.first, b.last, -1, b.begin, b.end)
@@ -174,7 +174,7 @@ class Arena:
         elif self._packing is None or (total := self._packing.place(placed)) > most:
             total = place_compactly(placed) if self._compact else place(placed)
             self._packing = Packing(placed)
-        return Laid(tuple(sizes), tuple(b.offset for b in placed), total, floor)
+        return BufferPlaces(tuple(sizes), tuple(b.offset for b in placed), total, floor)
 
 
 def lower_bound(buffers: list[Buffer]) -> int:

@@ -10,12 +10,12 @@ Dynamic shapes are planned over GuardedInts. Every decision becomes a guard of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torchair.codegen.program import Allocation, AllocationKind
+from torchair.codegen.program import Allocation, AllocationKind, Native
 from torchair.codegen.sizes import GuardedInt, GuardSet, Int, is_known, value_of
 from torchair.codegen.streams import HOST
 from torchair.engine import strides as layout
@@ -26,7 +26,7 @@ from torchair.engine.plan.ending import Ending, OutputLayout, Promises
 from torchair.engine.plan.inputs import Reader
 from torchair.engine.plan.records import Plan, Step
 from torchair.engine.plan.shape_family import ShapeFamily, ShapePlan
-from torchair.engine.strides import Meta, Strided, Unfit, same_dims, same_strides
+from torchair.engine.strides import Meta, NoShapeFamily, Strided, same_dims, same_strides
 from torchair.engine.units.native_units import NativeUnits
 from torchair.errors import GraphError, MissingHostValue
 from torchair.fallbacks import Fallback, note
@@ -101,7 +101,11 @@ class Planner:
         except Exception as e:  # which planning for these sizes alone does not meet, or explains
             plan = self.plan(inputs, strides)
             self._failed += 1
-            kind = Fallback.FIXED_PLAN if isinstance(e, Unfit) else Fallback.SHAPE_POLYMORPHIC_PLAN
+            kind = (
+                Fallback.FIXED_PLAN
+                if isinstance(e, NoShapeFamily)
+                else Fallback.SHAPE_POLYMORPHIC_PLAN
+            )
             note(kind, f"{self.graph.name}: other sizes will be planned anew", e)
             return plan
         self._families = [family, *self._families][:_FAMILIES]
@@ -118,7 +122,7 @@ class Planner:
     ) -> ShapeFamily:
         """Plans over GuardedInts for what was read of the inputs; twins are one."""
         if any(self.promises.data[i].shape is None for i in reader.inputs):
-            raise Unfit("inputs may have any number of dims")
+            raise NoShapeFamily("inputs may have any number of dims")
         guards = GuardSet()
         numbers: list[Int] = [guards.variable(n) for n in given]
         for place, twin in reader.twins(given).items():
@@ -141,7 +145,7 @@ def _row_after_row(dims: Sequence[Int], strides: Sequence[Int]) -> Sequence[Int]
     own: Any = contiguous_strides(tuple(dims))  # type: ignore[arg-type]
     if all(is_known(n, 1) or s == w or n == 1 for n, s, w in zip(dims, own, strides, strict=True)):
         return own
-    raise Unfit(f"an input of dims {dims} has strides {strides}")
+    raise NoShapeFamily(f"an input of dims {dims} has strides {strides}")
 
 
 class _PlanBuilder:
@@ -274,7 +278,7 @@ class _PlanBuilder:
             return unknown
         try:
             facts = infer(node, self.fact)
-        except Unfit:
+        except NoShapeFamily:
             raise
         except Exception as e:
             where = node.origin.line if node.origin else "unknown source line"
@@ -293,7 +297,7 @@ class _PlanBuilder:
             dims = layout.each_size(value_of, fact).shape
             known = own.shape is not None and is_static(own.shape)
             if known and dims is not None and tuple(own.shape or ()) != dims:
-                raise Unfit(f"{node.name} has other dims than the graph says")
+                raise NoShapeFamily(f"{node.name} has other dims than the graph says")
 
     def _with_promises(self, value: Value, fact: Fact) -> Fact:
         """What tracing knows of a value, where the rule of its node leaves something open. The type
@@ -456,37 +460,47 @@ class _PlanBuilder:
             if (row := row_of(node.type)) is not None:
                 self._choose_device(node, row)
             self.facts.update(zip(node.outputs, self._infer(node), strict=True))
-        known = all(self.metas[self.slot[v]] is not None for v in unit.inputs)
-        known = known and self._is_on_device([*unit.inputs, *unit.outputs])
-        if not known or any(self.facts[v].shape is None for v in unit.outputs):
+        if not self._may_be_native(unit):
             return self._one_by_one(unit, inside)
         outs = {v: self._native_meta(unit, v) for v in unit.outputs}
         metas = {v: self.metas[self.slot[v]] for v in unit.inputs} | outs
         call = self.p.natives.emit(unit, self.fact, metas.__getitem__)
         if call is None:
             return self._one_by_one(unit, inside)
+        self._add_native_step(unit, call, outs)
+        self.done.update(inside)
+        return None
+
+    def _may_be_native(self, unit: Unit) -> bool:
+        """Whether layouts of inputs and dims of results are known, and all are on the device."""
+        return (
+            all(self.metas[self.slot[v]] is not None for v in unit.inputs)
+            and all(self.facts[v].shape is not None for v in unit.outputs)
+            and self._is_on_device([*unit.inputs, *unit.outputs])
+        )
+
+    def _add_native_step(self, unit: Unit, call: Native, outs: Mapping[Value, Meta]) -> None:
+        """The step of a kernel, whose results `outs` get memory in the arena."""
+        assert self.p.natives is not None
         slots = [self.slot[v] for v in unit.inputs]
         for slot in slots:
             allocation = self.allocation[slot]
-            allocation.settled = allocation.settled or allocation.kind == "torch"
+            allocation.strict_strides = allocation.strict_strides or allocation.kind == "torch"
             allocation.fixed = allocation.fixed or allocation.kind == "arena"
         self._touch(slots)
         made = {v: self._new_allocation(v, "arena", meta) for v, meta in outs.items()}
         for allocation in made.values():
             allocation.fixed = True
         call.operands = [self.slot[v] for v in (*unit.inputs, *unit.outputs)]
-        update = self.p.natives.updated(unit)
+        call.pointwise = self.p.natives.is_pointwise(unit)
+        node, update = unit.anchor, self.p.natives.updated(unit)
         if update is not None:
             again = self.p.natives.rereads(unit)
             slots = [self.slot[update], *(s for s in slots if again or s != self.slot[update])]
-            call.copies = True
-        call.pointwise = self.p.natives.is_pointwise(unit)
-        node = unit.group.nodes[-1] if update is not None else unit.anchor
+            call.copies, node = True, unit.group.nodes[-1]
         step = Step(node, "native", None, list(slots), [r.slot for r in made.values()])
         step.native, step.also, step.values = call, unit.nodes, list(made)
         self.plan.steps.append(step)
-        self.done.update(inside)
-        return None
 
     def _is_on_device(self, values: Sequence[Value]) -> bool:
         """Whether all values live where kernels run: some of a GPU's graph are on the host."""
@@ -536,7 +550,7 @@ class _PlanBuilder:
 
     def _late(self, node: Node, row: Row) -> None:
         if self.traced:
-            raise Unfit(f"the shape of {node.name} is data-dependent")
+            raise NoShapeFamily(f"the shape of {node.name} is data-dependent")
         args = tensor_args(node, row, self.slot.__getitem__)
         self._touch([self.slot[v] for v in node.values()])
         outs = []

@@ -14,7 +14,7 @@ import torch
 from torchair.codegen.program import Allocation, Native, TargetStep
 from torchair.codegen.streams import HOST, DeviceStreams, streams_of
 from torchair.codegen.target import DEFAULT_CONFIG, KernelConfig, Target
-from torchair.engine.plan.arena import Arena, Laid
+from torchair.engine.plan.arena import Arena, BufferPlaces
 from torchair.labels import SUPER_KERNEL
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class Plan:
         """Bytes of planned memory that steps may use at once, wherever they are moved."""
         return max(self._alive.values(), default=0) + MORE
 
-    def arrange(self, placement: Laid) -> None:
+    def arrange(self, placement: BufferPlaces) -> None:
         """Take over where buffers lie."""
         for allocation in self.allocations:
             if allocation.buffer >= 0:

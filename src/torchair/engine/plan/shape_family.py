@@ -17,7 +17,7 @@ import torch
 from torchair.codegen.program import Allocation, Native
 from torchair.codegen.sizes import GuardedInt, GuardSet, Recipe
 from torchair.engine.optimize.passes.ordering import Lanes
-from torchair.engine.plan.arena import Laid
+from torchair.engine.plan.arena import BufferPlaces
 from torchair.engine.plan.records import OutputSpec, Plan, Step, picker
 from torchair.engine.plan.streams import schedule_of
 from torchair.engine.strides import Strided, as_tuple, each_size, kernel_of, tensor_of
@@ -72,7 +72,7 @@ class ShapeFamily:
         """A function from what was read of inputs to the values of a plan, None if that is not of
         this family."""
         self._every: Recipe | None = None  # for the numbers of its guard set, row by row
-        self._placement: tuple[PlanValues, Laid] | None = None
+        self._placement: tuple[PlanValues, BufferPlaces] | None = None
         self._lock = Lock()
 
     @property
@@ -95,19 +95,21 @@ class ShapeFamily:
 
     # ---- memory ----
 
-    def placement(self, values: PlanValues) -> Laid:
+    def placement(self, values: PlanValues) -> BufferPlaces:
         """Where buffers lie in a plan: where they lay before, if there is room for them."""
-        known, room = self._placement, self._varying_sizes(values)
-        if known is not None and all(map(int.__le__, room, known[0])):
+        known, capacity = self._placement, self._varying_sizes(values)
+        if known is not None and all(map(int.__le__, capacity, known[0])):
             return known[1]
         with self._lock:
             sizes = self._sizes(values)
             if known is not None:  # all that vary grow at once: what follows from places is dear
-                room = tuple(max(b, n + n // _SPARE) for n, b in zip(room, known[0], strict=True))
-                grown = iter(room)
+                capacity = tuple(
+                    max(b, n + n // _SPARE) for n, b in zip(capacity, known[0], strict=True)
+                )
+                grown = iter(capacity)
                 varies = [isinstance(b.size, GuardedInt) for b in self.plan.arena.buffers]
                 sizes = tuple([next(grown) if v else n for n, v in zip(sizes, varies, strict=True)])
-            self._placement = room, self.plan.arena.place(sizes)
+            self._placement = capacity, self.plan.arena.place(sizes)
             return self._placement[1]
 
     def constants(self, values: PlanValues) -> list[torch.Tensor]:
@@ -119,7 +121,7 @@ class ShapeFamily:
             made.append(tensor_of(Fact(fact.dtype, shape(values), known)))
         return made
 
-    def barriers(self, placement: Laid, layout: Any, steps: Sequence[Step]) -> list[int]:
+    def barriers(self, placement: BufferPlaces, layout: Any, steps: Sequence[Step]) -> list[int]:
         """Flags of steps when buffers lie like this."""
         with self._lock:
             self.plan.arrange(placement)

@@ -16,8 +16,8 @@ from torchair.engine.plan.records import Plan, Step
 
 
 class Consumed(list[Any]):
-    """Inputs that nobody else holds: a run may let go of each once it was read. It takes them out
-    of this list."""
+    """Inputs without another reference: a run may free each once it was read. It takes them out of
+    this list."""
 
 
 @dataclass(frozen=True)

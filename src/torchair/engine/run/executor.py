@@ -228,7 +228,7 @@ def _restrided(step: Step, run: RunStep, plan: Plan) -> RunStep:
     wanted = [
         (s, place[0].meta.stride(), place[0].meta.dtype)
         for s, place in zip(step.outs, places, strict=True)
-        if place is not None and place[0].settled and place[0].slot == s
+        if place is not None and place[0].strict_strides and place[0].slot == s
     ]
     if not wanted:
         return run

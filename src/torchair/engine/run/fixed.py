@@ -113,7 +113,7 @@ class FixedProgram:
             grad = torch.is_grad_enabled()
             set_grad_enabled(False)
             try:
-                self._settle(program.run(self.inputs))
+                self._collect_results(program.run(self.inputs))
             finally:
                 set_grad_enabled(grad)
 
@@ -125,7 +125,7 @@ class FixedProgram:
         start, _ = self._starts[slot]
         return self._memory[start : start + size]
 
-    def _settle(self, outputs: Sequence[torch.Tensor]) -> None:
+    def _collect_results(self, outputs: Sequence[torch.Tensor]) -> None:
         """Results that are not where they should be are copied; the first run tells where."""
         if not self.places:
             self.places = [self._find(k, t) for k, t in enumerate(outputs)]
@@ -156,8 +156,8 @@ class FixedProgram:
                 start, size = self._starts[place.piece]
                 whole = self._memory[start : start + size].view(place.dtype)
                 first = int(whole.storage_offset()) + place.offset
-                held = whole.as_strided(place.shape, place.strides, first)
-                once(held, held).copy_(once(tensor, held))
+                target = whole.as_strided(place.shape, place.strides, first)
+                once(target, target).copy_(once(tensor, target))
             elif isinstance(place, torch.Tensor):
                 once(place, place).copy_(once(tensor, place))
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cpu.identity import HITS, Known, contents_address, test_of
+from torchair.codegen.cpu.identity import HITS, KnownTensor, contents_address, test_of
 from torchair.codegen.cpu.layouts import refusal
 from torchair.codegen.cpu.native_guard import (
     ANY,
     BUSY,
     DictEntry,
-    Same,
+    EqualValue,
+    SameTensor,
     Task,
-    TensorKept,
     TensorLike,
-    TensorTaken,
+    UncheckedTensor,
     native_guard,
 )
 from torchair.codegen.cpu.target import cpu
@@ -29,11 +29,11 @@ __all__ = [
     "BUSY",
     "DictEntry",
     "FrozenTensors",
-    "Same",
+    "EqualValue",
     "Task",
-    "TensorKept",
+    "SameTensor",
     "TensorLike",
-    "TensorTaken",
+    "UncheckedTensor",
     "argument_guard",
 ]
 
@@ -75,7 +75,7 @@ class FrozenTensors:
             self.contents = self.contents or Contents()
             self.contents.add([self.tensors[i] for i in new])
         known = [
-            Known(i, t, self._known[i][0], self._known[i][1] if i in self.copied else -1)
+            KnownTensor(i, t, self._known[i][0], self._known[i][1] if i in self.copied else -1)
             for i, t in self.tensors.items()
         ]
         made = test_of(cpu().library, self._length, known, self.contents)
@@ -97,13 +97,13 @@ class FrozenTensors:
         self._hits += same
         return same
 
-    def kept(self, given: Sequence[Any]) -> list[TensorKept] | None:
+    def same_tensors(self, given: Sequence[Any]) -> list[SameTensor] | None:
         """These tensors for native guards; None where there is no native test, and where others are
         given."""
         if self._table is None or not self.same(given):
             return None
         return [
-            TensorKept(i, id(t), t._cdata, address, version if i in self.copied else -1)
+            SameTensor(i, id(t), t._cdata, address, version if i in self.copied else -1)
             for i, t in self.tensors.items()
             for address, version in (self._known[i],)
         ]
@@ -155,7 +155,7 @@ def reads_natively() -> bool:
 
 def argument_guard(
     length: int,
-    records: Sequence[TensorLike | TensorTaken | TensorKept | Same],
+    records: Sequence[TensorLike | UncheckedTensor | SameTensor | EqualValue],
     entries: Sequence[DictEntry] = (),
     task: Task | None = None,
 ) -> Callable[..., bool | None] | None:
@@ -167,7 +167,7 @@ def argument_guard(
 
 def counting_guard(
     length: int,
-    records: Sequence[TensorLike | TensorTaken | TensorKept | Same],
+    records: Sequence[TensorLike | UncheckedTensor | SameTensor | EqualValue],
     entries: Sequence[DictEntry] = (),
     task: Task | None = None,
 ) -> tuple[Callable[..., bool | None], Any] | None:

@@ -147,13 +147,13 @@ class ThreadLanes(LaneProgram):
         self._threads, self._tasks = threads, tasks
         ends = {t.steps[-1]: t for lane in tasks for t in lane}
         begins = {t.steps[0]: t for lane in tasks for t in lane}
-        self._gates: list[LockType] = []  # closed; one event each
+        self._events: list[LockType] = []  # locked until they are set
         for before, k in self._schedule.events:
-            gate = _closed()
-            self._gates.append(gate)
-            ends[before].posts.append(gate)
-            begins[k].waits.append(gate)
-        self._done = [_closed() for _ in tasks[1:]]
+            event = _unset_event()
+            self._events.append(event)
+            ends[before].posts.append(event)
+            begins[k].waits.append(event)
+        self._done = [_unset_event() for _ in tasks[1:]]
         self._failure: StepFailure | None = None
 
     def _go(self, registers: list[Any]) -> None:
@@ -176,8 +176,8 @@ class ThreadLanes(LaneProgram):
             self._raise(self._failure)
 
     def _raise(self, failure: StepFailure) -> None:
-        for gate in self._gates:
-            gate.acquire(False)  # closed again, even if a lane was stopped before it
+        for event in self._events:
+            event.acquire(False)  # unset again, even if a lane was stopped before it
         if not isinstance(failure.error, Exception):
             raise failure.error
         raise failure from failure.error
@@ -196,14 +196,14 @@ class ThreadLanes(LaneProgram):
         fired = 0
         try:
             for task in tasks:
-                for gate in task.waits:
-                    gate.acquire()
+                for event in task.waits:
+                    event.acquire()
                 if self._failure is not None:
                     break
                 task.run(registers)
                 fired += 1
-                for gate in task.posts:
-                    gate.release()
+                for event in task.posts:
+                    event.release()
         except BaseException as e:  # raised again when all lanes have ended
             self._stop(tasks, fired, e)
         else:
@@ -216,15 +216,15 @@ class ThreadLanes(LaneProgram):
 
     def _let_go(self, tasks: Sequence[_LaneTask]) -> None:
         for task in tasks:
-            for gate in task.posts:
-                gate.release()
+            for event in task.posts:
+                event.release()
 
 
-def _closed() -> LockType:
-    """A gate: opened once by one thread, passed once by another, and closed again by that."""
-    gate = allocate_lock()
-    gate.acquire()
-    return gate
+def _unset_event() -> LockType:
+    """A lock as an event: one thread sets it once, another waits for it once and unsets it."""
+    event = allocate_lock()
+    event.acquire()
+    return event
 
 
 # ---- streams of a device ----

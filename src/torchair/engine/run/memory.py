@@ -21,7 +21,7 @@ PlaceMemory = Callable[[int, int], torch.Tensor | None]
 
 ARENA = -1
 
-_quick_empty: Any = empty_strided_cpu
+_fast_empty: Any = empty_strided_cpu
 """Torch's own short cut to `empty_strided`, without the parsing of arguments."""
 
 
@@ -55,8 +55,8 @@ def allocator(allocation: Allocation) -> Allocate:
     make = partial(torch.empty_strided, dtype=dtype, device=device)
     if poisoning():
         return lambda shape, strides: made_poisoned(partial(make, shape, strides))
-    if device.type == HOST and _quick_empty is not None:
-        return lambda shape, strides: partial(_quick_empty, shape, strides, dtype)
+    if device.type == HOST and _fast_empty is not None:
+        return lambda shape, strides: partial(_fast_empty, shape, strides, dtype)
     return lambda shape, strides: partial(make, shape, strides)
 
 

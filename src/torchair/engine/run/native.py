@@ -17,11 +17,11 @@ from torchair.engine.run.frozen import (
     BUSY,
     HITS,
     DictEntry,
+    EqualValue,
     FrozenTensors,
-    Same,
-    TensorKept,
+    SameTensor,
     TensorLike,
-    TensorTaken,
+    UncheckedTensor,
     counting_guard,
 )
 from torchair.engine.run.memory import ARENA, PlaceMemory, allocator
@@ -165,8 +165,8 @@ class ProgramPool:
         return self._kind is not None
 
     def _programs(self) -> deque[Any]:
-        lot = 0 if self._streams is None else self._streams.current.stream_id
-        return self._free.setdefault(lot, deque(maxlen=_SPARE))
+        stream = 0 if self._streams is None else self._streams.current.stream_id
+        return self._free.setdefault(stream, deque(maxlen=_SPARE))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Take a free program, run it, give it back. What the user is recording runs at any time
@@ -224,7 +224,7 @@ class DirectProgram(NativeProgram):
         self,
         inputs: Sequence[torch.Tensor],
         positions: Sequence[int],
-        records: Sequence[TensorLike | Same],
+        records: Sequence[TensorLike | EqualValue],
         entries: Sequence[DictEntry],
         frozen_tensors: FrozenTensors | None,
         length: int | None = None,
@@ -232,9 +232,9 @@ class DirectProgram(NativeProgram):
         """A function of the arguments, `length` many if not all have records, and the new tensors.
         `positions` tells for each input of the graph which argument it is; -1 for one that stays
         where it is, as `entries` make sure. Frozen tensors are looked at where they are."""
-        kept: dict[int, TensorKept] = {}
+        kept: dict[int, SameTensor] = {}
         if frozen_tensors is not None:
-            found = frozen_tensors.kept(inputs)
+            found = frozen_tensors.same_tensors(inputs)
             if found is None:
                 return None
             kept = {k.position: k for k in found}
@@ -252,16 +252,18 @@ class DirectProgram(NativeProgram):
             for r in records
         ]
         first, length = len(self._inputs), len(records) if length is None else length
-        made = [TensorTaken(length + k, words + 8 * (first + k)) for k in range(len(self.makers))]
-        held = [replace(k, position=positions[i]) for i, k in kept.items() if positions[i] >= 0]
+        made = [
+            UncheckedTensor(length + k, words + 8 * (first + k)) for k in range(len(self.makers))
+        ]
+        retained = [replace(k, position=positions[i]) for i, k in kept.items() if positions[i] >= 0]
         versions = {k.object: k.version for i, k in kept.items() if positions[i] < 0}
         if not versions.keys() <= {id(e.value) for e in entries}:
             return None
         task = self._part.task()
         if frozen_tensors is not None:
-            task = replace(task, contents=frozen_tensors.contents_test, kept=frozen_tensors)
+            task = replace(task, contents=frozen_tensors.contents_test, keep_alive=frozen_tensors)
         watched = [replace(e, version=versions.get(id(e.value), -1)) for e in entries]
-        guard = counting_guard(length + len(made), [*held, *known, *made], watched, task)
+        guard = counting_guard(length + len(made), [*retained, *known, *made], watched, task)
         return None if guard is None else GuardedEntry(*guard, frozen_tensors, self)
 
     def failure(self) -> Exception:
@@ -289,7 +291,7 @@ class GuardedEntry:
         self.table[BUSY] = 0
         return error
 
-    def settle(self) -> int:
+    def take_hits(self) -> int:
         """Take note of the calls so far: frozen tensors were used as often. Gives their number."""
         count, self.table[HITS] = self.table[HITS], 0
         if self.frozen_tensors is not None:

@@ -44,7 +44,7 @@ Packed = tuple[int, bool, int]
 
 
 @dataclass
-class Stored:
+class StoredPlan:
     """A plan from a file. Weights that are frozen are put in when the first call has them."""
 
     plan: Plan
@@ -70,8 +70,8 @@ class Stored:
         for k, (i, transposed, vectors) in enumerate(self.packs):
             self.packed[k] = PackPanels(machine, transposed, vectors)(inputs[i].detach())
         for code in self.plan.natives:
-            ways = {word: x[0] for word, x in enumerate(code.operands) if isinstance(x, list)}
-            code.packed.update({word: self.packed[way] for word, way in ways.items()})
+            packings = {word: x[0] for word, x in enumerate(code.operands) if isinstance(x, list)}
+            code.packed.update({word: self.packed[packing] for word, packing in packings.items()})
 
 
 def maker() -> Data:
@@ -156,8 +156,8 @@ def _allocation_data(allocation: Allocation) -> list[Any]:
 
 def _step_data(step: Step, kernel: int, packs: Mapping[int, Packed]) -> list[Any]:
     code, node = step.code, step.node
-    ways = list(dict.fromkeys(packs.values()))
-    found = {word: [ways.index(packs[id(t)])] for word, t in code.packed.items()}
+    packings = list(dict.fromkeys(packs.values()))
+    found = {word: [packings.index(packs[id(t)])] for word, t in code.packed.items()}
     slots = [found.get(word, x) for word, x in enumerate(code.addresses)]
     line = node.origin.line if node.origin else None
     args = [s for s in step.args if isinstance(s, int)]
@@ -170,7 +170,7 @@ def _tensor_data(t: torch.Tensor) -> list[Any]:
     return [_dtype_name(t.dtype), *_layout(t), base64.b64encode(whole.numpy().tobytes()).decode()]
 
 
-def plan_of(data: Mapping[str, Any]) -> Stored | None:
+def plan_of(data: Mapping[str, Any]) -> StoredPlan | None:
     """The plan that a recipe describes; None where it is for another machine or another version, or
     where a kernel is not on disk any more. ValueError if it is no recipe."""
     try:
@@ -183,7 +183,7 @@ def plan_of(data: Mapping[str, Any]) -> Stored | None:
         return None
     packs = [(int(i), bool(turned), int(vectors)) for i, turned, vectors in data["packs"]]
     sizes = [(int(i), tuple(shape), tuple(strides)) for i, shape, strides in data["sizes"]]
-    return Stored(plan, list(data["frozen"]), packs, sizes)
+    return StoredPlan(plan, list(data["frozen"]), packs, sizes)
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
@@ -215,20 +215,13 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
     if not frozen <= set(range(plan.inputs)) or not {i for i, *_ in packs} <= frozen:
         raise ValueError("its plan freezes an unknown slot")
     for allocation in plan.allocations:
-        inside = 0 <= allocation.offset <= allocation.offset + allocation.bytes <= plan.arena_size
-        owner = {"input": allocation.slot, "tied": allocation.tied_to}.get(allocation.kind, 0)
-        known = (
-            allocation.kind != "const"
-            or allocation.slot in plan.constants
-            or allocation.slot in frozen
-        )
-        if not (allocation.kind != "arena" or inside) or not 0 <= owner < plan.inputs or not known:
+        if not _has_memory(plan, frozen, allocation):
             raise ValueError(f"its plan has no memory for {allocation.kind} {allocation.slot}")
     named = [w for code in plan.natives for w in code.addresses if not isinstance(w, AuxMemory)]
-    ways = [w[0] for w in named if isinstance(w, list)]
+    packings = [w[0] for w in named if isinstance(w, list)]
     slots = [w for w in named if not isinstance(w, list)]
     there = all(s in plan.places for s in (*slots, *(o.slot for o in plan.outputs)))
-    if not there or not {*ways} <= set(range(len(packs))) or not NativeProgram.suits(plan):
+    if not there or not {*packings} <= set(range(len(packs))) or not NativeProgram.suits(plan):
         raise ValueError("its plan names an unknown slot")
     for made, allocation in plan.leaving:
         if allocation.kind == "fresh" and (
@@ -236,6 +229,19 @@ def _check(plan: Plan, frozen: set[int], packs: Sequence[Any]) -> None:
             < extent(allocation.meta.shape, allocation.meta.stride())
         ):
             raise ValueError("a result of its plan is smaller than the data written to it")
+
+
+def _has_memory(plan: Plan, frozen: set[int], allocation: Allocation) -> bool:
+    if allocation.kind == "arena":
+        end = allocation.offset + allocation.bytes
+        return 0 <= allocation.offset <= end <= plan.arena_size
+    if allocation.kind == "input":
+        return 0 <= allocation.slot < plan.inputs
+    if allocation.kind == "tied":
+        return 0 <= allocation.tied_to < plan.inputs
+    if allocation.kind == "const":
+        return allocation.slot in plan.constants or allocation.slot in frozen
+    return True
 
 
 def _allocation(

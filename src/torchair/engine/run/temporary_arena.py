@@ -1,7 +1,7 @@
 """Programs on a GPU that have memory only as long as they need it. Their arena is free between
-calls, for whoever allocates then: the activations that one graph leaves to another need not stand
-beside the arenas of both. Results are made when they are written, and inputs that nobody else holds
-end when they were read.
+calls, for other allocations: the activations that one graph leaves to another need not stand
+beside the arenas of both. Results are allocated when they are written, and inputs without another
+reference are freed when they were read.
 
 Steps are bound to addresses. Torch's allocator gives the same block again where the allocations of
 a training step repeat; if it gives another one, the program is bound to that.

@@ -82,14 +82,14 @@ class Stage:
     def trial(self, made: Generated, threads: int) -> Trial:
         """A kernel of these steps, ready to be run, on so many threads. It is compiled."""
         if self._device.type == "cuda":  # blocks that share sums find zeros and leave zeros
-            room = torch.zeros(made.scratch, dtype=torch.uint8, device=self._device)
+            scratch = torch.zeros(made.scratch, dtype=torch.uint8, device=self._device)
         else:
-            room = aligned_bytes(made.scratch * threads)
+            scratch = aligned_bytes(made.scratch * threads)
         words = [
-            {k: self._word(k, slot, made, room, turn) for k, slot in self._slots.items()}
+            {k: self._word(k, slot, made, scratch, turn) for k, slot in self._slots.items()}
             for turn in range(self.turns)
         ]
-        return self._target.trial(made, words, self.steps, threads, (self, room))
+        return self._target.trial(made, words, self.steps, threads, (self, scratch))
 
     def library(self, request: Request, threads: int) -> LibraryTrial | None:
         """Torch's kernel for the anchor of a request, without what is done with its results; None
@@ -108,11 +108,11 @@ class Stage:
         memory = self._allocations[allocation.slot, turn if _is_far(allocation) else 0]
         return memory.as_strided(shape, strides, offset // memory.element_size())
 
-    def _word(self, k: int, slot: Any, made: Generated, room: torch.Tensor, turn: int) -> int:
+    def _word(self, k: int, slot: Any, made: Generated, scratch: torch.Tensor, turn: int) -> int:
         if k in self._constants:
             return self._constant(k, made.pack.get(k), turn).data_ptr()
         if not isinstance(slot, int):
-            return (room if slot == AuxMemory.SCRATCH else self._fault).data_ptr()
+            return (scratch if slot == AuxMemory.SCRATCH else self._fault).data_ptr()
         allocation, offset = self._plan.place(slot)
         return (
             self._allocations[allocation.slot, turn if _is_far(allocation) else 0].data_ptr()

@@ -15,7 +15,7 @@ import torch
 
 from torchair.codegen.poison import areas_of, poisoned
 from torchair.codegen.program import aligned_bytes
-from torchair.engine.plan.arena import Laid
+from torchair.engine.plan.arena import BufferPlaces
 from torchair.engine.plan.records import Plan, picker
 from torchair.engine.plan.shape_family import ShapeFamily, ShapePlan
 from torchair.engine.run.executor import Program
@@ -48,7 +48,7 @@ class SizedProgram(NativeProgram):
         self._sized = target.bind_sized(family, torch.get_num_threads(), slots, scratch)
         self._take(self._sized, slots)
 
-    def fit(self, shape_plan: ShapePlan, placement: Laid, arena: torch.Tensor) -> None:
+    def fit(self, shape_plan: ShapePlan, placement: BufferPlaces, arena: torch.Tensor) -> None:
         """Make ready for a plan of the family."""
         values = shape_plan.values
         self._constants = self._family.constants(values)  # kept while their addresses are in use

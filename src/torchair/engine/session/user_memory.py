@@ -57,9 +57,9 @@ class UserMemory:
         if self._constants is None:
             return
         for slot, t in plan.constants.items():
-            plan.constants[slot] = self._at_home(t)
+            plan.constants[slot] = self._in_block(t)
 
-    def _at_home(self, t: torch.Tensor) -> torch.Tensor:
+    def _in_block(self, t: torch.Tensor) -> torch.Tensor:
         key = (t.data_ptr(), t.dtype, t.shape)
         found = self._moved.get(key)
         assert self._constants is not None

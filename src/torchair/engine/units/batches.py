@@ -37,5 +37,5 @@ def warn_of_rows(nodes: Iterable[Node]) -> None:
 def _warn(nodes: Iterable[Node], text: str) -> None:
     types = {str(n.attr("target")) if n.type == "TorchCall" else n.type for n in nodes}
     if types:
-        told = text.format(", ".join(sorted(types)))
-        warn_once(f"numerics 'batch_invariant': {told}", UserWarning, stacklevel=3)
+        message = text.format(", ".join(sorted(types)))
+        warn_once(f"numerics 'batch_invariant': {message}", UserWarning, stacklevel=3)

@@ -185,7 +185,7 @@ Layouts = Callable[[Value], Meta]
 
 
 @dataclass(frozen=True)
-class Made:
+class OrderedKernel:
     """A kernel that was ordered, and how its words follow from the sizes of a plan."""
 
     target: Target

@@ -259,7 +259,7 @@ class UnitWriting:
         self.arguments: list[Argument] = []
         self.word = sizes.word
 
-    def run(self) -> emitter.Made:
+    def run(self) -> emitter.OrderedKernel:
         """The kernel, ordered."""
         ask: dict[UnitKind, Callable[[], requests.Request]] = {
             "loops": self._loops,
@@ -272,7 +272,9 @@ class UnitWriting:
         debug_print(4, lambda: f"torchair kernel {self._label()}\n{request}")
         self.sizes.seal()
         order = KernelOrder(self.target, request, self._label())
-        return emitter.Made(self.target, order, self.arguments, self.sizes, _flops(self.unit))
+        return emitter.OrderedKernel(
+            self.target, order, self.arguments, self.sizes, _flops(self.unit)
+        )
 
     # ---- words ----
 

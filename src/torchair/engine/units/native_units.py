@@ -27,7 +27,7 @@ from torchair.operators.reference import run_node
 _FIXED = ("Const", *INPUTS)
 
 
-class Prepared:
+class FoldedConstants:
     """Frozen values of a graph and those that were computed from them: `tensors` has both, `nodes`
     are those that need not run any more."""
 
@@ -114,7 +114,7 @@ class NativeUnits:
         batch_invariant: bool = False,
     ) -> None:
         self._batch_invariant = batch_invariant
-        self.prepared = Prepared(graph, frozen or {})
+        self.prepared = FoldedConstants(graph, frozen or {})
         self.frozen = self.prepared.tensors
         self._descriptions = descriptions(self.is_constant, batch_invariant)
         served = anchors(target, self._descriptions)
@@ -133,7 +133,9 @@ class NativeUnits:
         self.target = target
         numbers = any(n.outputs[0].content is not None for n in graph.data)  # others in each call
         self._varies = graph.is_dynamic or numbers
-        self._made: dict[Any, list[emitter.Made]] = {}  # kernels by what units have in common
+        self._made: dict[
+            Any, list[emitter.OrderedKernel]
+        ] = {}  # kernels by what units have in common
         self._signatures: dict[int, Any] = {}
         self._bits: dict[Value, int] = {}
         self._inside: dict[int, list[Node]] = {}

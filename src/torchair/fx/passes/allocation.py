@@ -40,7 +40,7 @@ def remove_cat_ops(gm: fx.GraphModule) -> None:
         try:
             remover.remove(node)
             optimized += 1
-        except values.Stays as reason:
+        except values.NotApplicable as reason:
             logger.debug("Skip %s: %s", node, reason)
     logger.debug("remove_cat_ops: Optimized %s cat node(s)", optimized)
 
@@ -59,7 +59,7 @@ class _Remover:
         shape = self._sizes.all_of(result.shape)
         bounds = self._bounds(parts)
         if shape is None:
-            raise values.Stays("its size is not known from the inputs of the graph")
+            raise values.NotApplicable("its size is not known from the inputs of the graph")
         buffer = self._allocate(cat, min(parts), shape)
         for part, (start, end) in zip(parts, bounds, strict=True):
             self._compute_in(part, buffer, start, end)
@@ -73,49 +73,49 @@ class _Remover:
         result = values.tensor_of(cat)
         dim = cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0)
         if result is None or len(given) < 2:
-            raise values.Stays("it has less than two inputs")
+            raise values.NotApplicable("it has less than two inputs")
         if dim not in (0, -result.dim()):
-            raise values.Stays("it does not join along the first dim")
+            raise values.NotApplicable("it does not join along the first dim")
         if len(set(given)) != len(given):
-            raise values.Stays("an input is there more than once")
+            raise values.NotApplicable("an input is there more than once")
         if values.dims(result.stride()) != contiguous_strides(values.dims(result.shape)):
-            raise values.Stays("its result is not contiguous")
+            raise values.NotApplicable("its result is not contiguous")
         return result, list(given)
 
     def _check_part(self, part: fx.Node, cat: fx.Node, result: torch.Tensor) -> None:
         value = values.tensor_of(part)
         if part.op != "call_function" or value is None:
-            raise values.Stays(f"{part} is not computed here")
+            raise values.NotApplicable(f"{part} is not computed here")
         target = part.target
         if not isinstance(target, OpOverload):
-            raise values.Stays(f"{part} is not an operator")
+            raise values.NotApplicable(f"{part} is not an operator")
         if _form(target, value.device.type) is None:
-            raise values.Stays(f"{target} has no form that writes into a given tensor")
+            raise values.NotApplicable(f"{target} has no form that writes into a given tensor")
         if torch.Tag.nondeterministic_seeded in target.tags:
-            raise values.Stays(f"{part} is random")
+            raise values.NotApplicable(f"{part} is random")
         if any(u.target is aten.cat.default and u is not cat for u in part.users):
-            raise values.Stays(f"{part} is an input of another cat")
+            raise values.NotApplicable(f"{part} is an input of another cat")
         if value.dtype != result.dtype or value.device != result.device:
-            raise values.Stays(f"{part} is of another type or on another device")
+            raise values.NotApplicable(f"{part} is of another type or on another device")
         shape = values.dims(value.shape)
         if len(shape) != result.dim() or shape[1:] != values.dims(result.shape)[1:]:
-            raise values.Stays(f"{part} has other dims")
+            raise values.NotApplicable(f"{part} has other dims")
         if values.dims(value.stride()) != contiguous_strides(shape):
-            raise values.Stays(f"{part} is not contiguous")
+            raise values.NotApplicable(f"{part} is not contiguous")
         self._check_memory(part, cat)
 
     def _check_memory(self, part: fx.Node, cat: fx.Node) -> None:
         (storage,) = self._memory.of(part)
         if any(storage in self._memory.of(n) for n in part.all_input_nodes):
-            raise values.Stays(f"{part} is a view")
+            raise values.NotApplicable(f"{part} is a view")
         if self._memory.is_returned(storage):
-            raise values.Stays(f"{part} is a result of the graph")
+            raise values.NotApplicable(f"{part} is a result of the graph")
         for shared in (storage, *self._memory.of(cat)):
             writers = [u for u, by in self._memory.uses(shared) if by in values.written_by(u)]
             if writers:
-                raise values.Stays(f"{writers[0]} writes to it")
+                raise values.NotApplicable(f"{writers[0]} writes to it")
         if not self._memory.is_plain(storage):
-            raise values.Stays(f"{part} is seen as something else")
+            raise values.NotApplicable(f"{part} is seen as something else")
 
     def _bounds(self, parts: list[fx.Node]) -> list[tuple[Any, Any]]:
         bounds, start = [], 0
@@ -123,7 +123,9 @@ class _Remover:
             end = start + part.meta["val"].shape[0]
             pair = self._sizes.all_of([start, end])
             if pair is None:
-                raise values.Stays(f"the size of {part} is not known from the inputs of the graph")
+                raise values.NotApplicable(
+                    f"the size of {part} is not known from the inputs of the graph"
+                )
             bounds.append((pair[0], pair[1]))
             start = end
         return bounds

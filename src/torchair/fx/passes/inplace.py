@@ -81,14 +81,16 @@ def refine(work: Reinplacer, node: fx.Node) -> None:
     for position, (key, base) in enumerate(_bases(node).items()):
         try:
             if not isinstance(base, fx.Node) or not taken.isdisjoint(work.memory.of(base)):
-                raise values.Stays("it is no single tensor, or shares memory with another argument")
+                raise values.NotApplicable(
+                    "it is no single tensor, or shares memory with another argument"
+                )
             result = result_at(node, first + position)
             storages = work.memory.of(base)
             work.take(work.check(node, base, result, anywhere=True), base, result)
             taken |= storages
             if result is not None:
                 work.replace(result, base)
-        except values.Stays as reason:
+        except values.NotApplicable as reason:
             logger.debug("reinplace failed: %s gets a copy of %s: %s", node, base, reason)
             copied.append(key)
             _count_copy(node, base)
@@ -243,7 +245,7 @@ def _many(forms: _Forms, work: Reinplacer, node: fx.Node) -> None:
     pairs = list(zip(written, results, strict=True))
     plans = [work.check(node, into, result) for into, result in pairs]
     if len({copy for copies in plans for copy in copies}) != sum(map(len, plans)):
-        raise values.Stays("a copy belongs to two of its results")
+        raise values.NotApplicable("a copy belongs to two of its results")
     for (into, result), copies in zip(pairs, plans, strict=True):
         work.take(copies, into, result)
         if result is not None:

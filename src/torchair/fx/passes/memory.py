@@ -148,10 +148,10 @@ class Storages:
         offset, steps = place_of(tensor).area
         if offset != 0 or len(steps) > 1 or any(stride != 1 for _, stride in steps):
             return False
-        room, needed = dims(
+        capacity, needed = dims(
             [tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()]
         )
-        return room == needed
+        return capacity == needed
 
     def move(self, node: fx.Node, into: fx.Node) -> None:
         """The value of a node is from now on in the memory of another one, and so are all values

@@ -66,7 +66,7 @@ class Reinplacer:
     def _attempt(self, rewrite: Callable[[fx.Node], None], node: fx.Node) -> None:
         try:
             rewrite(node)
-        except values.Stays as reason:
+        except values.NotApplicable as reason:
             logger.debug("reinplace failed: %s is not computed in place: %s", node, reason)
 
     def _operator(self, node: fx.Node) -> None:
@@ -78,7 +78,7 @@ class Reinplacer:
     def _scatter(self, node: fx.Node) -> None:
         """`scatter(base, src, ...)` -> `copy_(view(base, ...), src)`"""
         if "src" in node.kwargs:
-            raise values.Stays("its source is not in its place")
+            raise values.NotApplicable("its source is not in its place")
         base, source, *where = node.args
         self.take(self.check(node, base, node), base, node)
         with self.graph.inserting_before(node):
@@ -126,13 +126,13 @@ class Reinplacer:
         `anywhere` allows inputs and computed values alike."""
         old = values.tensor_of(into)
         if old is None or old.layout != torch.strided or is_bent(old):
-            raise values.Stays("there is no tensor to overwrite")
+            raise values.NotApplicable("there is no tensor to overwrite")
         storage, place = values.storage_of(old), place_of(old)
         self._check_owner(storage, anywhere)
         if place.overlaps_itself():
-            raise values.Stays(f"elements of {into} share memory")
+            raise values.NotApplicable(f"elements of {into} share memory")
         if sum(storage in self.memory.of(a) for a in values.arguments_of(node)) > 1:
-            raise values.Stays(f"{into} and another argument share memory")
+            raise values.NotApplicable(f"{into} and another argument share memory")
         new = self._check_result(node, old, result)
         copies = self._own_copies(node, old, result)
         if storage not in self.memory.inputs:
@@ -140,7 +140,7 @@ class Reinplacer:
         areas = {c: place_of(c.args[0].meta["val"]).area for c in copies}  # type: ignore[union-attr]
         cover = min((c for c in copies if areas[c] == place.area), default=None)
         if cover is None and storage in self.memory.inputs:
-            raise values.Stays(f"{into} is an input of the graph and keeps its content")
+            raise values.NotApplicable(f"{into} is an input of the graph and keeps its content")
         users = [] if new is None else [u for u, _ in self.memory.uses(new) if u not in copies]
         last = max(users, default=None)
         for user, by in self.memory.uses(storage):
@@ -153,10 +153,10 @@ class Reinplacer:
 
     def _check_owner(self, storage: int, anywhere: bool) -> None:
         if storage in self.memory.constants:
-            raise values.Stays("it would write to a constant")
+            raise values.NotApplicable("it would write to a constant")
         allowed = self._inputs if storage in self.memory.inputs else self._others
         if not allowed and not anywhere:
-            raise values.Stays("this pass does not write to such memory")
+            raise values.NotApplicable("this pass does not write to such memory")
 
     def _check_result(self, node: fx.Node, old: torch.Tensor, result: fx.Node | None) -> int | None:
         """The storage of the result: memory of its own, laid out like what it shall overwrite."""
@@ -164,16 +164,16 @@ class Reinplacer:
             return None
         new = values.tensor_of(result)
         if new is None or new.dtype != old.dtype or new.device != old.device:
-            raise values.Stays("the result has another type or device")
+            raise values.NotApplicable("the result has another type or device")
         if values.dims(new.shape) != values.dims(old.shape):
-            raise values.Stays("the result has another shape")
+            raise values.NotApplicable("the result has another shape")
         if any(values.storage_of(new) in self.memory.of(a) for a in values.arguments_of(node)):
-            raise values.Stays("the result is a view already")
+            raise values.NotApplicable("the result is a view already")
         only_copied = all(_copies(user, result) for user in result.users)
         if values.dims(new.stride()) != values.dims(old.stride()) and not only_copied:
-            raise values.Stays("the result has other strides")
+            raise values.NotApplicable("the result has other strides")
         if not self.memory.is_plain(values.storage_of(new)):
-            raise values.Stays("the result is seen as something else")
+            raise values.NotApplicable("the result is seen as something else")
         return values.storage_of(new)
 
     def _own_copies(
@@ -201,9 +201,9 @@ class Reinplacer:
         """A later use of the memory: it must come when the new value is there in either case, and
         must not change the new value while that is in use."""
         if cover is None or user < cover:
-            raise values.Stays(f"{user} needs the old content")
+            raise values.NotApplicable(f"{user} needs the old content")
         if last is not None and user < last and by in values.written_by(user):
-            raise values.Stays(f"{user} writes to the same memory before {last} reads it")
+            raise values.NotApplicable(f"{user} writes to the same memory before {last} reads it")
 
     def _check_new_memory(
         self,
@@ -217,14 +217,16 @@ class Reinplacer:
         memory = self.memory
         if memory.is_returned(new):
             if storage in memory.inputs or memory.is_returned(storage):
-                raise values.Stays("results of the graph would share memory")
+                raise values.NotApplicable("results of the graph would share memory")
             if not memory.fills_its_storage(old):
-                raise values.Stays("a result of the graph would be a part of something larger")
+                raise values.NotApplicable(
+                    "a result of the graph would be a part of something larger"
+                )
         if cover is None:
             return
         for user, by in memory.uses(new):
             if user > cover and user not in copies and by in values.written_by(user):
-                raise values.Stays(f"{user} changes the value after it was copied")
+                raise values.NotApplicable(f"{user} changes the value after it was copied")
 
     def _check_streams(self, node: fx.Node, storage: int, copies: Iterable[fx.Node]) -> None:
         users = {user for user, _ in self.memory.uses(storage)} - {node, *copies}
@@ -238,7 +240,7 @@ class Reinplacer:
                 problem = f"{user} is on another stream and may run at the same time"
         if problem is not None:
             logger.debug(_SEVERAL_STREAMS, node.name, node.target, sorted(map(str, users)))
-            raise values.Stays(problem)
+            raise values.NotApplicable(problem)
 
 
 def _copies(user: fx.Node, node: fx.Node) -> bool:
@@ -251,7 +253,7 @@ def _check_views(nodes: Iterable[Any]) -> None:
     for node in nodes:
         while isinstance(node, fx.Node) and values.reads_nothing(node):
             if node.target is aten.reshape.default:
-                raise values.Stays(f"{node} may have memory of its own")
+                raise values.NotApplicable(f"{node} may have memory of its own")
             node = node.args[0]
 
 

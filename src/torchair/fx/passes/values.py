@@ -252,7 +252,7 @@ class SizeNodes:
 # ---- a node that a pass leaves, and a graph that an analysis cannot handle: it is said so
 
 
-class Stays(Exception):
+class NotApplicable(Exception):
     """Says why a node stays as it is."""
 
 

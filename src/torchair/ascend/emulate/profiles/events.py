@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from torchair.ascend.emulate.profiles.memory import MemoryMoment, moments_in
-from torchair.ascend.emulate.profiles.recording import Work
+from torchair.ascend.emulate.profiles.recording import KernelRecord
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _OPERATORS = ("cpu_op", "user_annotation")
 _FRAME = "python_function"
 _HOW_TORCH_CALLS_US = "PythonDispatchMode"
-_WORK = tuple(f.name for f in fields(Work))
+_WORK = tuple(f.name for f in fields(KernelRecord))
 _ROUNDING = 0.002  # microseconds: times of a trace have three digits
 NO_GRAPH = 4294967295
 """Number of the graph of an operator that is in none."""
@@ -31,7 +31,7 @@ class KernelSlice:
 
     begin: float
     end: float
-    work: Work
+    work: KernelRecord
     label: str
     device: int
     stream: int
@@ -203,7 +203,7 @@ def _span(event: Mapping[str, Any]) -> tuple[float, float]:
 
 def _kernel(event: Mapping[str, Any]) -> KernelSlice:
     args = dict(event["args"])
-    work = Work(**{name: args.pop(name) for name in _WORK if name in args})
+    work = KernelRecord(**{name: args.pop(name) for name in _WORK if name in args})
     return KernelSlice(*_span(event), work, event["name"], **args)
 
 

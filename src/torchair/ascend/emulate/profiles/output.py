@@ -315,10 +315,10 @@ _LABELS = {"Python": "CPU", "MSTX": "CPU"}
 
 def trace_view(profile: Profile) -> list[TraceEvent]:
     """All events, names of layers and rows first."""
-    return _View(profile).events()
+    return _TraceView(profile).events()
 
 
-class _View:
+class _TraceView:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._layers: dict[int, tuple[int, int]] = {}  # by number: order of the layer, device

@@ -39,7 +39,7 @@ _PRODUCTS = frozenset(
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelRecord:
     """One kernel, as it goes into a trace and comes out of it."""
 
     type: str
@@ -54,13 +54,13 @@ class Work:
     group: str = ""  # of processes that it talks to
 
 
-def of_call(name: str, args: Any, kwargs: Any, result: Any) -> Work:
+def of_call(name: str, args: Any, kwargs: Any, result: Any) -> KernelRecord:
     """An eager operator `library::name` that was called."""
     library, _, base = name.partition("::")
     core: Core = "AI_CORE" if base in _PRODUCTS else "AI_VECTOR_CORE"
     if "c10d" in library:
         core = "COMMUNICATION"
-    return Work(
+    return KernelRecord(
         base,
         core,
         inputs=[_operand(t) for t in tensors_in([*args, *kwargs.values()])],
@@ -78,7 +78,7 @@ def _operand(tensor: torch.Tensor) -> OperandDescription:
     return kind.removeprefix("DT_"), list(tensor.shape)
 
 
-def of_step(graph: str, step: Any) -> Work:
+def of_step(graph: str, step: Any) -> KernelRecord:
     """A step of a plan."""
     from torchair.engine.optimize.passes.ordering import communicates
     from torchair.operators import Trait, has_trait
@@ -97,7 +97,7 @@ def of_step(graph: str, step: Any) -> Work:
     dims = [v.shape for v in (*read, *made)]
     fixed = all(s is not None and all(isinstance(d, int) for d in s) for s in dims)
     origin = step.node.origin
-    return Work(
+    return KernelRecord(
         "+".join(n.type for n in nodes),
         core,
         [n.name for n in nodes],
@@ -141,7 +141,7 @@ _MEMORY = frozenset(
 )
 
 
-class Rows:
+class TraceRows:
     """Slices of work, one row for each stream."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Rows:
     def add(
         self, name: str, device: int, lane: str, begin: int, end: int, work: TraceEvent, caller: int
     ) -> None:
-        """One slice, for which the thread `caller` waited; `work` are the fields of a `Work`."""
+        """One slice, for which `caller` waited, a thread; `work` are fields of a `KernelRecord`."""
         with self._lock:
             lanes = self._rows.setdefault(device, {"": 0})
             row = lanes.setdefault(lane, len(lanes))
@@ -192,7 +192,7 @@ class Rows:
 
     def operators(self) -> AbstractContextManager[Any]:
         """A block whose operators on tensors of the host are kernels of the device."""
-        return _Operators(self)
+        return _OperatorRecorder(self)
 
     def watch(self, graph: str, device: int) -> Callable[[Any], Any]:
         """An observer of programs of a graph."""
@@ -208,17 +208,19 @@ class Rows:
         for device, lanes in self._rows.items():
             title = {"name": f"{DEVICE_TYPE}:{device} (emulated)"}
             labels = {"labels": f"{DEVICE_TYPE.upper()} {device}"}
-            told = [("process_name", 0, title), ("process_labels", 0, labels)]
-            told += [("thread_name", n, {"name": x or "default stream"}) for x, n in lanes.items()]
+            metadata = [("process_name", 0, title), ("process_labels", 0, labels)]
+            metadata += [
+                ("thread_name", n, {"name": x or "default stream"}) for x, n in lanes.items()
+            ]
             shared = {"ph": "M", "ts": 0, "pid": device}
-            names += [{**shared, "name": n, "tid": row, "args": args} for n, row, args in told]
+            names += [{**shared, "name": n, "tid": row, "args": args} for n, row, args in metadata]
         return names
 
 
-class _Operators(TorchDispatchMode):
+class _OperatorRecorder(TorchDispatchMode):
     """Notes operators one by one, but for those that only look at memory."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: TraceRows) -> None:
         super().__init__()
         self._rows = rows
 
@@ -234,7 +236,7 @@ class _StepObserver:
 
     alone = True
 
-    def __init__(self, rows: Rows, graph: str, device: int, plan: Any) -> None:
+    def __init__(self, rows: TraceRows, graph: str, device: int, plan: Any) -> None:
         self._rows, self._graph, self._device, self._plan = rows, graph, device, plan
         self._caller = 0
 

@@ -176,8 +176,8 @@ class _Blocks:
     def results(self, axis: int, size: Size, pad: int) -> str:
         """Rows (axis 0) or columns of the result."""
         w, spec = self.w, self.spec
-        room = w.add(w.size(size), str(pad - spec.extent(axis)))
-        return w.add(w.div(room, spec.stride[axis]), "1")
+        padded = w.add(w.size(size), str(pad - spec.extent(axis)))
+        return w.add(w.div(padded, spec.stride[axis]), "1")
 
     def write(self) -> None:
         """The whole function."""
@@ -218,7 +218,7 @@ class _Blocks:
         source = self.source(n, panel, first, row)
         weights = w.offset(w.pointer(1), self.element, w.mul(panel, cut.panel_elements))
         with self.whenever(at, self.high, cut.rows):
-            _Tiles(self, n, panel, at, first[1]).write(source, weights)
+            _PanelTiles(self, n, panel, at, first[1]).write(source, weights)
 
     @contextmanager
     def whenever(self, at: str, end: str, size: int) -> Iterator[None]:
@@ -248,7 +248,7 @@ class _Blocks:
         return w.offset(w.pointer(0), self.element, at)
 
 
-class _Tiles:
+class _PanelTiles:
     """The tiles of one panel in one row of tiles, and what is done with their results."""
 
     def __init__(self, blocks: _Blocks, n: str, panel: str, row: str, column: str) -> None:
@@ -382,12 +382,15 @@ def conv_choices(request: Convolution, machine: Machine) -> Choices:
     if plan(spec, machine).kind == "depthwise":
         return {}
     widest = -(-spec.group_out // machine.lanes)
-    found = {"tile": tuple(t for t in TILES if _held(t, widest, machine)), "window": WINDOWS}
+    found = {
+        "tile": tuple(t for t in TILES if _fits_registers(t, widest, machine)),
+        "window": WINDOWS,
+    }
     if winograd.fits(spec, machine):
         found = {"method": tuple(winograd.METHODS), **found, "ahead": AHEAD}
     return found | {"by": ("torch",)}
 
 
-def _held(tile: str, widest: int, machine: Machine) -> bool:
+def _fits_registers(tile: str, widest: int, machine: Machine) -> bool:
     vectors, pixels = map(int, tile.split("x"))
     return vectors <= widest and vectors * (pixels + 1) < machine.registers

@@ -70,7 +70,7 @@ def no_shape(w: KernelWriter) -> str:
 
 
 def release(w: KernelWriter) -> None:
-    """Nobody uses the registers any more: the system need not save them."""
+    """The registers are not used any more: the system need not save them."""
     w.call("void", "llvm.x86.tilerelease")
 
 

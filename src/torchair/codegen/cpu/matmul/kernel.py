@@ -365,12 +365,12 @@ def _configs_of(spec: MatMul, machine: Machine, tile: Tile) -> tuple[str, ...]:
 def _tiles(spec: MatMul, machine: Machine, usual: Tile) -> tuple[str, ...]:
     """Tiles that registers hold, and no taller than A."""
     assert isinstance(spec.m, int)
-    room = machine.registers - 1
+    registers = machine.registers - 1
     fitting = []
     for text in (str(usual), *TILES):
         tile = Tile.read(text)
-        held = (tile.rows + 1) * tile.vectors <= room
+        fits = (tile.rows + 1) * tile.vectors <= registers
         tall = tile.rows <= spec.m and (tile.rows >= 4 or spec.m < 2 * tile.rows)
-        if text not in fitting and (text == str(usual) or (held and tall)):
+        if text not in fitting and (text == str(usual) or (fits and tall)):
             fitting.append(text)
     return tuple(fitting)

@@ -465,9 +465,9 @@ class DotCode(KernelFunction):
     @property
     def streams(self) -> int:
         """Columns read at the same time: as many as there are registers for their sums."""
-        room = 24 if self.machine.registers >= 32 else 8
-        room = room // 2 if self.numbers.dtype == "f64" else room
-        return min(1 << (max(1, room // self.rows).bit_length() - 1), 8, self.machine.lanes)
+        registers = 24 if self.machine.registers >= 32 else 8
+        registers = registers // 2 if self.numbers.dtype == "f64" else registers
+        return min(1 << (max(1, registers // self.rows).bit_length() - 1), 8, self.machine.lanes)
 
     def write(self, t: KernelWriter) -> None:
         vector, groups = self.numbers.totals, self.machine.lanes // self.streams

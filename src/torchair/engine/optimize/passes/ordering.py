@@ -388,10 +388,9 @@ def forget_numbers(graph: Graph, state: GraphState) -> None:
         for v in symbolic
         if v.node not in steering and v.uses and v.content == symbol(v.node.name)
     }
-    shapes = (d for n in graph.nodes for v in n.outputs for d in v.shape or ())
-    in_dims = {s for d in shapes if isinstance(d, Sym) for s in d.expr.free_symbols}
-    data -= in_dims
-    for node in graph.nodes:
-        for value in node.outputs:
-            if isinstance(value.content, Sym) and value.content.expr.free_symbols & data:
-                value.content = None
+    values = [v for n in graph.nodes for v in n.outputs]
+    dims = (d for v in values for d in v.shape or () if isinstance(d, Sym))
+    data -= {s for d in dims for s in d.expr.free_symbols}
+    for value in values:
+        if isinstance(value.content, Sym) and value.content.expr.free_symbols & data:
+            value.content = None

@@ -35,7 +35,7 @@ def AttentionFusion(node: Node, inner: Inner) -> Build | None:
     if inner.state.native and isinstance(length, int) and 1 < length < _FEW:
         raise Mismatch("generated code of the parts is faster for so few queries", weights)
     scores = _scores(_below(operands(weights)[0], inner), inner)
-    return _SpeltOut(node, rewrite.shape_of(weights), *scores).build
+    return _UnfusedAttention(node, rewrite.shape_of(weights), *scores).build
 
 
 def _below(value: Value, inner: Inner) -> Value:
@@ -85,7 +85,7 @@ def _is_scaled_product(value: Value) -> bool:
     return made_by(value, "BatchMatMul")
 
 
-class _SpeltOut:
+class _UnfusedAttention:
     """The parts of one attention, as the fused operator wants them."""
 
     def __init__(
@@ -175,6 +175,7 @@ class _SpeltOut:
 
 
 def check_widths(query: Value, *widths: Any) -> None:
+    """Mismatch where features of a head are unknown, or too many for the kernels."""
     if not all(isinstance(w, int) and w <= _WIDEST_HEAD for w in widths):
         raise Mismatch("its heads are too wide", query)
 
