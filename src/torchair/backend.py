@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from torchair.configs.compiler_config import CompilerConfig, Settings, apply_options, warn_about
 from torchair.configs.options import MAX_AUTOTUNE, TORCH_MODES, given
+from torchair.configs.sections import ExperimentalConfig
 from torchair.errors import UnsupportedModeError
 from torchair.fallbacks import Fallback, note
 from torchair.fx.gears import combinations, gears_of, keep_to_gears, traced_inputs
@@ -142,12 +143,7 @@ def compile_with_aot(
     if (directory := model_directory(speaker)) is not None:
         atomic_write(directory / "dynamo_out_graph.txt", fx_text(gm).encode())
     outside = translate_streams(gm) if uses_torch_streams(gm) else None
-    lays_out = Settings.of(config).numerics != "strict"
-    if lays_out and gm.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
-        from torchair.fx.masks import lay_out_masks
-
-        lay_out_masks(gm)
-
+    _lay_out_masks(gm, config)
     inference = Inference(is_flat(gm, example_inputs))
 
     def stage(phase: str, training: bool = True) -> Callable[..., Any]:
@@ -169,7 +165,7 @@ def compile_with_aot(
             fw_compiler=stage("forward"),
             bw_compiler=opaque(stage("backward")),
             inference_compiler=stage("forward", training=False),
-            partition_fn=partial(partition, lays_out=lays_out),
+            partition_fn=partial(partition, lays_out=_lays_out(config)),
             decompositions=decompositions,
             keep_inference_input_mutations=bool(keep),
         )
@@ -177,9 +173,20 @@ def compile_with_aot(
     call = quickened(usual, inference, count, partial(spoken_by, speaker))
     if outside is not None and finish is None:
         call = outside.around(call)
-    if not config.experimental_config.aot_config_enable_joint_graph:
-        return call
-    return with_backward(call, int(config.experimental_config.aot_config_output_loss_index.value))
+    return with_backward(call, config.experimental_config)
+
+
+def _lays_out(config: CompilerConfig) -> bool:
+    """Whether values may have other layouts than torch would trace, and other kernels."""
+    return Settings.of(config).numerics != "strict"
+
+
+def _lay_out_masks(gm: Any, config: CompilerConfig) -> None:
+    found = gm.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
+    if found and _lays_out(config):
+        from torchair.fx.masks import lay_out_masks
+
+        lay_out_masks(gm)
 
 
 def with_tangents(call: Callable[..., Any], gm: Any) -> Callable[..., Any]:
@@ -195,9 +202,12 @@ def with_tangents(call: Callable[..., Any], gm: Any) -> Callable[..., Any]:
     return update_wrapper(run, call)
 
 
-def with_backward(call: Callable[..., Any], loss: int) -> Callable[..., Any]:
-    """A call that runs the backward of one of its results as well. Gradients are in `.grad` when
-    it returns, and its results have no history."""
+def with_backward(call: Callable[..., Any], options: ExperimentalConfig) -> Callable[..., Any]:
+    """A call that runs the backward of one of its results as well, if that is asked for. Gradients
+    are in `.grad` when it returns, and its results have no history."""
+    if not options.aot_config_enable_joint_graph:
+        return call
+    loss = int(options.aot_config_output_loss_index.value)
 
     def run(*args: Any) -> list[Any]:
         results = list(call(*args))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import ptx_machine
 import torchair
 from compiling import compiled
 from models import Llama, LlamaConfig, Mlp, MlpConfig, build, llama_inputs, mlp_inputs
@@ -21,7 +22,7 @@ from quantised import quantise
 from random_graphs import Maker
 from torchair import scope
 from torchair.codegen.cuda import super_kernel
-from torchair.codegen.cuda.jit import describe
+from torchair.codegen.cuda.jit import describe, module_text, ptx
 from torchair.codegen.work_lists import Work, WorkLists, work_lists
 from torchair.engine.compile import TARGETS
 from torchair.engine.session import TorchNpuGraph
@@ -176,6 +177,56 @@ def test_random_graphs_have_the_same_bits(
         gpu.ran.clear()
         found.append(session.run(made.resized(lambda n: n)))
     assert same(found[1], found[0])
+
+
+def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Two products at once, whose rows fill the registers of a launch of their own."""
+    linear = torch.nn.functional.linear
+    return linear(torch.nn.functional.silu(linear(x, gate)) * linear(x, up), down)
+
+
+def test_no_part_takes_the_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part with more registers than 512 threads may have gets another form, with the same
+    bits. Parts are functions; no register of theirs has a value from before them."""
+    gpu = a_gpu(monkeypatch, 1)
+    given = [torch.randn(*n).to(torch.bfloat16) for n in ((1, 2048), *[(16, 2048)] * 2, (8, 16))]
+    texts: list[str] = []
+    launch = ptx_machine.launch_persistent
+
+    def noted(entry: Any, machine: Any, *rest: Any) -> None:
+        texts.append(module_text([entry]))
+        assert ptx([entry], machine).count("call.uni") == len(entry.kernels) == 2
+        launch(entry, machine, *rest)
+
+    monkeypatch.setattr(ptx_machine, "launch_persistent", noted)
+    found = []
+    for together in (False, True):
+        torch._dynamo.reset()
+        config = torchair.CompilerConfig()
+        config.experimental_config.super_kernels = together
+        found.append(compiled(gated, config)(*given))
+    assert same_bits(*found)
+    block, resident = map(int, gpu.ran[-1].rpartition("_")[2].split("x"))
+    assert block * resident == 512
+    assert texts and not re.search(r" = phi .*\[ poison", texts[0])
+
+
+@pytest.mark.parametrize("fits", [1, 0])
+def test_as_many_blocks_as_fit(fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the driver has room for fewer than were asked for; without any it is no persistent
+    kernel."""
+    target = a_gpu(monkeypatch, 2)
+    expected = results(mlp, mlp_calls(), False)
+    assert same(results(mlp, mlp_calls(), True), expected)
+    asked = target.ran[-1]
+    assert int(asked.rpartition("x")[2]) > 1
+    target.ran.clear()
+    target.fits = fits
+    assert same(results(mlp, mlp_calls(), True), expected)
+    if fits:
+        assert {*target.ran} == {asked.rpartition("x")[0] + "x1"}
+    else:
+        assert len(target.ran) > 2 and not any("super" in name for name in target.ran)
 
 
 # ---- what is missing shows

@@ -20,6 +20,7 @@ from cuda_cases import (
     LARGE_PRODUCTS,
     SMALL_ATTENTION,
     SMALL_PRODUCTS,
+    SMALL_QUANTISED,
     AttentionCase,
     ProductCase,
     QuantisedCase,
@@ -131,6 +132,22 @@ def test_early_kernels_wait_before_they_read_what_others_wrote() -> None:
         assert launch.early and text.index("griddepcontrol.wait") < text.index("ld.global")
     kernel, launch = case.generate(describe((8, 0), 80))
     assert not launch.early and "griddepcontrol" not in kernel.text
+
+
+PREDICATED_LOAD = re.compile(r'asm sideeffect "@\$\d+ ld[^"]*", "([^"]*)"')
+
+
+def test_parts_of_a_persistent_kernel_leave_no_register_undefined() -> None:
+    """It would have a value from before for the assembler, which spills others for that."""
+    gpu = dataclasses.replace(HOPPER, persistent=True)
+    cases: list[Any] = [*SMALL_PRODUCTS, *SMALL_ATTENTION, *SMALL_QUANTISED]
+    texts = [case.generate(gpu)[0].text for case in cases]
+    assert not any(re.search(r" = phi .*\[ poison", text) for text in texts)
+    found = [x.split(",") for text in texts for x in PREDICATED_LOAD.findall(text)]
+    assert found
+    for constraints in found:
+        results = [k for k, x in enumerate(constraints) if x == "=r"]
+        assert constraints[-len(results) :] == [str(k) for k in results]
 
 
 def test_turns_are_even() -> None:

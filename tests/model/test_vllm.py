@@ -99,9 +99,9 @@ def test_inductor_is_left_alone_where_it_is_named(models, tmp_path):
 
 def test_the_command_finds_the_version_of_its_package(monkeypatch):
     """`vllm` asks for the version of a package `vllm`, and the one for CPUs has another name."""
-    from torchair.vllm_plugin.distribution import _Finder, name_distribution
+    from torchair.vllm_plugin.distribution import _VllmFinder, name_distribution
 
-    others = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    others = [finder for finder in sys.meta_path if not isinstance(finder, _VllmFinder)]
     monkeypatch.setattr(sys, "meta_path", list(others))
     with pytest.raises(PackageNotFoundError):
         version("vllm")

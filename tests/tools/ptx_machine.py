@@ -83,14 +83,18 @@ class Instruction:
 
 @dataclass
 class Function:
-    """An entry: its code, where labels are, its parameters, and its shared memory."""
+    """An entry and the functions that it calls: their code, where labels are, parameters, and
+    memory. Registers of a function are told from those of others by its number behind their name:
+    nobody calls itself."""
 
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     parameters: list[str] = field(default_factory=list)
     shared: dict[str, int] = field(default_factory=dict)
     shared_bytes: int = 0
-    local: dict[str, int] = field(default_factory=dict)  # bytes that each thread has
+    local: dict[str, int] = field(default_factory=dict)  # where in the memory of a thread
+    local_bytes: int = 0
+    called: dict[str, list[str]] = field(default_factory=dict)  # parameters of functions
 
 
 # ---- reading the text ----
@@ -109,10 +113,23 @@ def parse(text: str, name: str, asked: int = 0) -> tuple[Function, dict[str, tup
         _share(found, match[1], int(match[2] or asked))
     parameters, _, body = rest.partition(")")
     found.parameters = re.findall(rf"({names})(?:\[\d+\])?\s*(?:,|$)", parameters.strip())
-    body = body[body.index("{") + 1 : body.index("\n}")]
+    _read_body(found, body)
+    functions = rf"\.func\s+({names})\s*\(([^)]*)\)[^;{{]*(?={{)"
+    for number, match in enumerate(re.finditer(functions, head)):
+        found.labels[match[1]] = len(found.code)
+        found.called[match[1]] = re.findall(rf"({names})\s*(?:,|$)", match[2].strip())
+        _read_body(found, re.sub(r"(%(?:SPL?|[a-z]+\d+))\b", rf"\1_{number}", head[match.end() :]))
+        own = found.code[found.labels[match[1]] :]
+        for instruction in own:
+            if instruction.parts[0] == "ret":
+                instruction.args = [match[1]]
+    return found, variables
+
+
+def _read_body(found: Function, text: str) -> None:
+    body = text[text.index("{") + 1 : text.index("\n}")]
     for statement in re.split(r";|(?<=:)\s", body):
         _read(found, statement.strip().lstrip("}").strip())
-    return found, variables
 
 
 def _share(found: Function, name: str, size: int) -> None:
@@ -126,7 +143,8 @@ def _read(found: Function, statement: str) -> None:
         _share(found, name, int(size))
     elif statement.startswith(".local"):
         name, size = re.findall(r"([\w$%.]+)\[(\d+)\]", statement)[0]
-        found.local[name] = int(size)
+        found.local[name] = found.local_bytes
+        found.local_bytes += -(-int(size) // 16) * 16
     elif statement.endswith(":"):
         found.labels[statement[:-1]] = len(found.code)
     elif statement and not statement.startswith(("{", "}", ".")):
@@ -138,6 +156,9 @@ def _instruction(statement: str) -> Instruction:
     if statement.startswith("@"):
         guard, statement = statement.split(None, 1)
         negated, predicate = guard[1] == "!", guard.lstrip("@!")
+    if statement.startswith("call"):
+        name, given = re.fullmatch(r"call\S*\s+([\w$]+)\s*,\s*\(([^()]*)\)", statement).groups()  # type: ignore[union-attr]
+        return Instruction(["call"], [name, re.findall(r"[\w$]+", given)], predicate, negated)
     name, _, rest = statement.partition(" " if " " in statement.split("\t")[0] else "\t")
     args = [_argument(a) for a in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s|]+", rest)]
     parts = name.strip().replace("::", "_").split(".")
@@ -219,7 +240,10 @@ class Blocks:
             "cluster": number * 0,
         }
         self.barriers = tensor_cores.Barriers()
-        self.local = np.full((self.count, sum(self.function.local.values())), 0xFF, np.uint8)
+        self.local = np.full((self.count, self.function.local_bytes), 0xFF, np.uint8)
+        self.passed: dict[str, Values] = {}  # parameters of calls
+        self.back = {name: np.zeros(self.count, np.int64) for name in self.function.called}
+        """Where threads go on when a function returns."""
 
     def go(self) -> None:
         """Run all threads to their end."""
@@ -229,7 +253,7 @@ class Blocks:
                 place, active = self._next()
                 while True:
                     instruction = self.function.code[place]
-                    if instruction.parts[0] in ("bra", "ret", "exit"):
+                    if instruction.parts[0] in ("bra", "call", "ret", "exit"):
                         self._jump(instruction, place, active)
                         break
                     self.execute(instruction, active)
@@ -301,11 +325,24 @@ class Blocks:
         self.at[active] = place + 1
         if instruction.parts[0] == "bra":
             self.at[taken] = self.function.labels[instruction.args[0]]
+        elif instruction.parts[0] == "call":
+            name, given = instruction.args
+            self.back[name][taken] = place + 1
+            self.at[taken] = self.function.labels[name]
+            for parameter, passed in zip(self.function.called[name], given, strict=True):
+                self.pass_on(parameter, self.passed[passed], taken)
+        elif instruction.args:
+            self.at[taken] = self.back[instruction.args[0]][taken]
         else:
             self.done |= taken
             for block in np.unique(self.block[taken]):
                 if self.done[self.block == block].all():  # its memory goes with it
                     self.shared_owned[block * BLOCK : (block + 1) * BLOCK] = False
+
+    def pass_on(self, name: str, values: Values, active: Values) -> None:
+        """Set a parameter of a call of the active threads."""
+        before = self.passed.get(name, np.zeros(self.count, np.uint64))
+        self.passed[name] = np.where(active, values, before)
 
     def predicate(self, instruction: Instruction) -> Values:
         if instruction.predicate is None:
@@ -337,7 +374,8 @@ class Blocks:
         if argument in self.function.shared:
             return np.full(self.count, self.function.shared[argument], np.uint64).astype(t)
         if argument in self.function.local:
-            return np.full(self.count, LOCAL, np.uint64).astype(t)
+            start = LOCAL + self.function.local[argument]
+            return np.full(self.count, start, np.uint64).astype(t)
         if argument in self.run.parameters:
             return np.full(self.count, self.run.parameters[argument], np.uint64).astype(t)
         if argument in self.run.variables:
@@ -798,13 +836,30 @@ def _counted(b: Blocks, i: Instruction, active: Values) -> None:
     b.keep(target, found, active)
 
 
+def _parameter(b: Blocks, i: Instruction, active: Values) -> None:
+    """A parameter of the launch is the same for all threads, one of a call is not."""
+    if i.parts[0] == "st":
+        ((name, offset), register), kind = i.args, i.parts[-1]
+        assert not offset, i
+        values = b.value(register, f"u{kind[1:]}" if kind[0] in "bu" else kind)
+        bits = np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+        b.pass_on(name, bits.astype(np.uint64), active)
+        return
+    register, (name, offset) = i.args
+    if name in b.passed:
+        assert not offset, i
+        b.keep(register, b.passed[name].view(np.int64), active)
+        return
+    b.keep(register, np.full(b.count, b.run.parameters[name], np.int64), active)
+
+
 def _memory(b: Blocks, i: Instruction, active: Values) -> None:
     kind = i.parts[-1]
     space = next((p for p in i.parts if p in SPACES), "")
     reads = i.parts[0] == "ld"
     registers, address = (i.args[0], i.args[1]) if reads else (i.args[1], i.args[0])
     if space == "param":
-        b.keep(registers, np.full(b.count, b.run.parameters[address[0]], np.int64), active)
+        _parameter(b, i, active)
         return
     many = registers if isinstance(registers, list) else [registers]
     t = np.dtype(TYPES[kind])

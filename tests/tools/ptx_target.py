@@ -10,12 +10,15 @@ import ctypes
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 import ptx_machine
-from torchair.codegen.cuda.jit import Gpu
+from torchair.codegen.cuda import driver
+from torchair.codegen.cuda.driver import DriverError, GpuLibrary
+from torchair.codegen.cuda.jit import Entry, Gpu
 from torchair.codegen.cuda.jobs import Job
 from torchair.codegen.cuda.run import SharedLaunches
 from torchair.codegen.cuda.sums import COUNTERS
@@ -86,6 +89,8 @@ class PtxTarget(CudaTarget):
         self.order: ptx_machine.Order = "together"
         self.seed = 0
         """In which order the warps of a persistent kernel go on."""
+        self.fits = 1024
+        """Blocks that a multiprocessor has room for, as the driver says."""
 
     def available(self) -> str | None:
         return None
@@ -97,6 +102,31 @@ class PtxTarget(CudaTarget):
         self, steps: Sequence[TargetStep], memory: Memory, threads: int, last: Sequence[int] = ()
     ) -> PtxPart:
         return PtxPart(steps, memory, self._shared(steps, memory.plan), self)
+
+
+class PtxLibrary(GpuLibrary):
+    """What the driver says of kernels: which have room. The machine runs their text."""
+
+    def __init__(self, target: PtxTarget) -> None:
+        super().__init__(0, target.library.machine)
+        self._target = target
+
+    def add(self, entries: Sequence[Entry]) -> dict[str, Exception]:
+        errors: dict[str, Exception] = {}
+        with mock.patch.object(driver, "_driver", lambda: self):
+            for entry in entries:
+                try:
+                    driver.check_room(ctypes.c_void_p(1), entry)
+                except DriverError as e:
+                    errors[entry.name] = e
+        return errors
+
+    def cuFuncSetAttribute(self, *given: Any) -> int:
+        return 0
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, found: Any, *given: Any) -> int:
+        found._obj.value = self._target.fits
+        return 0
 
 
 class PtxPart(NativePart):
@@ -112,7 +142,7 @@ class PtxPart(NativePart):
         self.steps, self.layout, self._shared = list(steps), shared.layout, shared
         self._target, self._places, self._plan = target, memory.plan.places, memory.plan
         self._arena = memory.arena
-        self._units = shared.units(memory.plan, target.library.machine)
+        self._units = shared.fit(PtxLibrary(target), memory.plan)
         self._faults = torch.zeros(max(1, len(self.layout.faults)), dtype=torch.int64)
         self._words = [0] * self.layout.end
         self.layout.write_fixed(self._words, self._faults.data_ptr())

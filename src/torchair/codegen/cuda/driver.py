@@ -86,6 +86,15 @@ def has_context() -> bool:
     return _thread.has_context
 
 
+class TooFewFit(DriverError):
+    """Of the blocks that wait for each other so many fit in a multiprocessor, and not all."""
+
+    def __init__(self, entry: Entry, fits: int) -> None:
+        text = f"{entry.name}: {fits} of {entry.resident} blocks fit in a multiprocessor"
+        super().__init__(text)
+        self.fits = fits
+
+
 class GpuLibrary:
     """Kernels of one GPU. A text is compiled once."""
 
@@ -244,8 +253,7 @@ def check_room(function: ctypes.c_void_p, entry: Entry) -> None:
     count = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor
     _check(count(ctypes.byref(found), function, entry.block, asked), entry.name)
     if found.value < entry.resident:
-        text = f"{entry.name}: {found.value} of {entry.resident} blocks fit in a multiprocessor"
-        raise DriverError(text)
+        raise TooFewFit(entry, found.value)
 
 
 class _Attribute(ctypes.Structure):

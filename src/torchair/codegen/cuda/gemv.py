@@ -29,6 +29,8 @@ MOST_ROWS = 4
 STEPS = 8
 """Packs of a lane that are on their way at a time: of a row, or of several short ones."""
 _THREADS, _REGISTERS = 2048, 65536  # of a multiprocessor
+PERSISTENT_REGISTERS = 128
+"""Registers of a thread of a persistent kernel, of which 512 fit in a multiprocessor then."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def gemv(
     form, early = form or _default(work, gpu), early and gpu.begins_early
     if isinstance(form, TileForm):
         return Tiles(work, gpu, form, early).kernel(label)
+    if gpu.persistent:
+        form = _small_form(work, form)
     writer = _Gemv(work, gpu, form, early)
     writer.write()
     return writer.w.kernel(label), writer.launch()
@@ -181,6 +185,17 @@ def _resident(matmul: MatMul, form: GemvForm, matrices: int) -> int:
     threads = form.warps * WARP
     registers = min(_registers(matmul, form, matrices), 255)
     return max(1, min(_REGISTERS // (registers * threads), _THREADS // threads))
+
+
+def _small_form(work: Joint, form: GemvForm) -> GemvForm:
+    """The form with the same sums for a part of a persistent kernel: all parts have the registers
+    that the largest one needs. Rather fewer loads are on their way than that fewer threads fit."""
+    matmul, matrices = work.product.matmul, 1 + (work.partner is not None)
+    if _registers(matmul, form, matrices) <= PERSISTENT_REGISTERS:
+        return form
+    late = replace(form, ahead=False)
+    least = replace(late, in_registers=False)
+    return least if _is_sound(matmul, least, matrices) else late
 
 
 class _Gemv:

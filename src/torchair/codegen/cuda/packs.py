@@ -80,8 +80,11 @@ def _assembled(
     if where is not None:
         guard, given = f"@${count + 1} ", [*given, ("i1", where)]
     code = f"{guard}{load}.{kind} {names}, [${count}+{offset}];"
-    constraints = ",".join([*["=r"] * count, "l", *(["b"] if where is not None else [])])
-    got = w.assembly(code, results, constraints, *given)
+    constraints = [*["=r"] * count, "l", *(["b"] if where is not None else [])]
+    if w.gpu.persistent and where is not None:  # zeros where nothing is loaded, see `chosen`
+        given += [("i32", "0")] * count
+        constraints += [str(k) for k in range(count)]
+    got = w.assembly(code, results, ",".join(constraints), *given)
     return [got] if count == 1 else [w(f"extractvalue {results} {got}, {k}") for k in range(count)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchair.codegen.cuda.driver import GpuLibrary, KernelLaunch, enter_context
+from torchair.codegen.cuda.driver import GpuLibrary, KernelLaunch, TooFewFit, enter_context
 from torchair.codegen.cuda.jit import Entry, Gpu
 from torchair.codegen.cuda.jobs import Bundle, Join, bundles
 from torchair.codegen.cuda.super_kernel import Generate, SuperKernel, SuperKernels
@@ -27,7 +27,8 @@ from torchair.codegen.program import (
     TargetStep,
 )
 from torchair.codegen.requests import FAR
-from torchair.codegen.target import BrokenKernels, Generated
+from torchair.codegen.target import BrokenKernels, Declined, Generated
+from torchair.codegen.work_lists import WorkListError
 from torchair.torch_private import cuda
 
 _keeps: ContextVar[bool] = ContextVar("torchair_keeps_scratch", default=False)
@@ -64,6 +65,7 @@ class SharedLaunches:
             if a.kind == "arena" and a.buffer >= 0 and a.offset < 0
         }
         self._units: list[Bundle | SuperKernel] | None = None
+        self._joined: SuperKernels | None = None
         self.apart: list[ApartStep] = []
         """Steps that were asked for as part of a persistent kernel and are none."""
         self._tables: dict[int, torch.Tensor] = {}  # of persistent kernels, by number
@@ -75,15 +77,14 @@ class SharedLaunches:
         """The launches, some of them joined to persistent kernels. Memory has its place now."""
         if self._units is None:
             given = (self.groups, self._steps, plan, self.layout, gpu, self._generate)
-            found = SuperKernels(*given, self._buffers)
+            found = self._joined = SuperKernels(*given, self._buffers)
             self._units, self.apart = found.units, found.apart
         return self._units
 
     def built(self, library: GpuLibrary, plan: TargetPlan) -> list[Entry]:
         """What the launches run, compiled when this is asked first."""
         if self._entries is None:
-            self._refuse(library, plan)
-            units = self.units(plan, library.machine)
+            units = self.fit(library, plan)
             usual = [u for u in units if not isinstance(u, SuperKernel)]
             entries = iter(compiled(library, usual))
             self._entries = [
@@ -94,18 +95,31 @@ class SharedLaunches:
                 torch.cuda.current_stream(library.index).synchronize()
         return self._entries
 
-    def _refuse(self, library: GpuLibrary, plan: TargetPlan) -> None:
-        """Persistent kernels that the driver has no room for are launched as they would be without
-        them."""
+    def fit(self, library: GpuLibrary, plan: TargetPlan) -> list[Bundle | SuperKernel]:
+        """The launches, once the driver was asked which persistent kernels it has room for."""
         units = self.units(plan, library.machine)
-        errors = library.add([u.entry for u in units if isinstance(u, SuperKernel)])
+        library.add([u.entry for u in units if isinstance(u, SuperKernel)])
         self._units = []
         for unit in units:
-            broken = isinstance(unit, SuperKernel) and unit.entry.name in errors
-            self._units += unit.launches if isinstance(unit, SuperKernel) and broken else [unit]
-            if isinstance(unit, SuperKernel) and broken:
-                step = self._steps[unit.jobs[0].steps[0]]
-                self.apart.append(ApartStep(step, str(errors[unit.entry.name])))
+            self._units += self._fitting(library, unit) if isinstance(unit, SuperKernel) else [unit]
+        return self._units
+
+    def _fitting(self, library: GpuLibrary, unit: SuperKernel) -> Sequence[Bundle | SuperKernel]:
+        """A persistent kernel of as many blocks as the driver has room for. One that it does not
+        take at all is launched as it would be without it."""
+        assert self._joined is not None
+        error = library.add([unit.entry]).get(unit.entry.name)
+        while isinstance(error, TooFewFit) and error.fits:
+            try:
+                unit = self._joined.smaller(unit, error.fits)
+            except (Declined, WorkListError) as e:
+                error = e
+                break
+            error = library.add([unit.entry]).get(unit.entry.name)
+        if error is None:
+            return [unit]
+        self.apart.append(ApartStep(self._steps[unit.jobs[0].steps[0]], str(error)))
+        return unit.launches
 
     def table(self, number: int, plan: TargetPlan, device: torch.device) -> torch.Tensor:
         """What a persistent kernel reads, the launch of this number."""

@@ -130,6 +130,7 @@ class SuperEntry(Entry):
         for what, number in (("kind", KIND), ("blocks", BLOCKS), ("raises", RAISES)):
             yield f"  %{what}.at = {_at('%record', str(number))}"
             yield f"  %{what} = load i64, ptr addrspace(3) %{what}.at"
+        yield f"  %words = {_at('%record', str(self.words_at))}"
         yield f"  %number = and i64 %item, {(1 << BLOCK_BITS) - 1}"
         yield "  br label %kind0"
         for k, kernel in enumerate(self.kernels):
@@ -169,14 +170,8 @@ class SuperEntry(Entry):
         yield f"  %k{k}.short = trunc i64 %k{k}.side to i32"
         yield f"  %k{k}.barrier = add i32 %k{k}.short, 1"
         given = [f"i64 %k{k}.number", "i64 %blocks", f"ptr addrspace(3) {room}"]
-        given += [f"i64 {kernel.room}", "ptr addrspace(3) %record", f"i32 {threads}"]
-        given += [f"i64 %k{k}.thread", f"i32 %k{k}.barrier"]
-        for j, kind in enumerate(kernel.words.values()):
-            yield f"  %k{k}.p{j} = {_at('%record', str(self.words_at + j))}"
-            yield f"  %k{k}.i{j} = load i64, ptr addrspace(3) %k{k}.p{j}"
-            if kind == "ptr":
-                yield f"  %k{k}.w{j} = inttoptr i64 %k{k}.i{j} to ptr"
-            given.append(f"{kind} %k{k}.{'w' if kind == 'ptr' else 'i'}{j}")
+        given += [f"i64 {kernel.room}", "ptr addrspace(3) %record", "ptr addrspace(3) %words"]
+        given += [f"i32 {threads}", f"i64 %k{k}.thread", f"i32 %k{k}.barrier"]
         yield f"  call void @{kernel.entry}({', '.join(given)})"
         yield f"  br label %{after}"
 
@@ -211,8 +206,8 @@ class SuperEntry(Entry):
         yield f"  {t}.first = mul i64 {t}.work, {self.record}"
         yield f"  {t}.number = add i64 {t}.first, %thread"
         yield f"  {t}.place = getelementptr [2 x i64], ptr %records, i64 {t}.number"
-        code = '"@$3 ld.global.nc.v2.b64 {$0, $1}, [$2];", "=l,=l,l,b"'
-        given = f"ptr {t}.place, i1 {t}.mine"
+        code = '"@$3 ld.global.nc.v2.b64 {$0, $1}, [$2];", "=l,=l,l,b,0,1"'
+        given = f"ptr {t}.place, i1 {t}.mine, i64 0, i64 0"
         yield f"  {t}.pair = call {{ i64, i64 }} asm sideeffect {code}({given})"
         yield f"  {t}.value = extractvalue {{ i64, i64 }} {t}.pair, 0"
         yield f"  {t}.source = extractvalue {{ i64, i64 }} {t}.pair, 1"

@@ -244,7 +244,14 @@ class SuperKernels:
             self.apart.append(ApartStep(self.steps[jobs[0].steps[0]], str(e)))
             return list(run)
 
-    def _made(self, run: Sequence[Bundle], jobs: Sequence[Job], name: str) -> SuperKernel:
+    def smaller(self, unit: SuperKernel, resident: int) -> SuperKernel:
+        """The same launch with so many blocks in a multiprocessor."""
+        return self._made(unit.launches, unit.jobs, unit.name, resident)
+
+    def _made(
+        self, run: Sequence[Bundle], jobs: Sequence[Job], name: str, most: int = _MOST_THREADS
+    ) -> SuperKernel:
+        """`most`: blocks in a multiprocessor."""
         parts = [self._part(job) for job in jobs]
         patched = {word: number for word, number, _ in self.layout.patches}
         used = [w for j, p in zip(jobs, parts, strict=True) for w in words_of(j, p, self.layout)]
@@ -253,6 +260,7 @@ class SuperKernels:
             raise Declined(f"{len(slots)} addresses that change between calls")
         needs = needs_of([self._touched(job) for job in jobs])
         entry = self._entry(parts, max(map(len, needs)), ROOM + len(slots))
+        entry = replace(entry, resident=min(entry.resident, most))
         blocks = entry.resident * self.gpu.multiprocessors
         counts = [self._blocks(j, p, entry, blocks) for j, p in zip(jobs, parts, strict=True)]
         works = [

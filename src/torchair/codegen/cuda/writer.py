@@ -20,13 +20,14 @@ PART = (
     "ptr addrspace(3) %room",
     "i64 %asked",
     "ptr addrspace(3) %item",
+    "ptr addrspace(3) %words",
     "i32 %threads",
     "i64 %thread",
     "i32 %barrier",
 )
 """Those of a part of a persistent kernel: also its shared memory, where in it that begins which a
-launch would be asked for, the record of the item, the threads of a block of this part, the number
-of this one among them, and that of their barrier."""
+launch would be asked for, the record of the item, the words in it, the threads of a block of this
+part, the number of this one among them, and that of their barrier."""
 
 
 class GpuWriter(KernelWriter):
@@ -224,9 +225,13 @@ class GpuWriter(KernelWriter):
         values: Callable[[], list[str]],
         otherwise: str = "zeroinitializer",
     ) -> list[str]:
-        """What is computed if an i1 is true, or zeros; None is always true."""
+        """What is computed if an i1 is true, or zeros; None is always true. In a persistent kernel
+        nothing is "poison": a register that is not set on some way has a value from before the item
+        for the assembler, which keeps a place for it all the time."""
         if condition is None:
             return values()
+        if self.gpu.persistent and otherwise == "poison":
+            otherwise = "zeroinitializer"
         before = self.block
         with self.when(condition):
             found = values()
@@ -280,12 +285,22 @@ class GpuWriter(KernelWriter):
     # ---- the kernel ----
 
     def kernel(self, label: str) -> Kernel:
-        """The finished kernel."""
+        """The finished kernel. A part of a persistent one stays a function: the assembler would
+        keep values of one part in registers while another one runs."""
         words = dict(sorted(self._words.items()))
         own = [f"{t} %w{k}" for k, t in words.items()]
         tensors = [f"ptr %t{k}" for k in range(len(self._tensors))]
-        given = ", ".join([*(PART if self.gpu.persistent else ALONE), *own, *tensors])
-        code = self.text(f"internal void @ENTRY({given})", "alwaysinline")
+        given, inlined = [*ALONE, *own, *tensors], "alwaysinline"
+        if self.gpu.persistent:
+            given, inlined = list(PART), "noinline"
+            self._entry[:0] = [line for k, x in enumerate(words.items()) for line in _word(k, *x)]
+        code = self.text(f"internal void @ENTRY({', '.join(given)})", inlined)
         text = "".join([self._zeros, *self._shared, *self._helpers.values(), code])
         made = Kernel.of(label, text, self.declared.values(), words, self._tensors)
         return replace(made, room=self._room)
+
+
+def _word(position: int, word: int, kind: str) -> list[str]:
+    """Read a word of an item from its record."""
+    at = f"  %w{word}.at = getelementptr i64, ptr addrspace(3) %words, i64 {position}"
+    return [at, f"  %w{word} = load {kind}, ptr addrspace(3) %w{word}.at"]
