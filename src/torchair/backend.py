@@ -182,11 +182,12 @@ def _lays_out(config: CompilerConfig) -> bool:
 
 
 def _lay_out_masks(gm: Any, config: CompilerConfig) -> None:
-    found = gm.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
-    if found and _lays_out(config):
-        from torchair.fx.masks import lay_out_masks
+    attention = F.scaled_dot_product_attention
+    for part in (m for m in gm.modules() if isinstance(m, torch.fx.GraphModule)):
+        if part.graph.find_nodes(op="call_function", target=attention) and _lays_out(config):
+            from torchair.fx.masks import lay_out_masks
 
-        lay_out_masks(gm)
+            lay_out_masks(part)
 
 
 def with_tangents(call: Callable[..., Any], gm: Any) -> Callable[..., Any]:

@@ -33,9 +33,21 @@ PRELOADED = (
     "torch.distributed.tensor", "torch.distributed.fsdp", "torch.testing", "llvmlite.binding",
     "google.protobuf.message", "rich.table",
 )  # fmt: skip
-READ_ONCE = ("TORCH", "OMP_", "MKL_", "KMP_", "GOMP_", "LD_", "ATEN_", "PYTHON", "MALLOC_")
+READ_ONCE = (
+    "TORCH",
+    "PYTORCH_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "LD_",
+    "ATEN_",
+    "PYTHON",
+    "MALLOC_",
+)
 """Variables that torch or the interpreter reads as it is loaded: no program has others."""
-OURS = ("TORCHAIR_", "PYTHONPATH")
+OURS = ("TORCHAIR_", "TORCHINDUCTOR_", "PYTHONPATH")
+"""Those of them that are read later, or by the programs alone."""
 _BYTES = 1 << 18  # a request fits
 
 

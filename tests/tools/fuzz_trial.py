@@ -38,7 +38,7 @@ from random_recipes import RECIPES, Written
 from random_rewrites import rewritten
 from random_templates import TEMPLATES, subject_of
 from torchair.concrete import fast_path
-from torchair.deploy import compiled
+from torchair.deploy import call_version
 
 MODES = ("max-autotune", "max-autotune", "reduce-overhead", "npugraph_ex")
 SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3e38, 6e4)
@@ -480,7 +480,7 @@ def quiet(poisoned: bool = True) -> Iterator[None]:
     program: not here."""
     poison = patch.dict(os.environ, TORCHAIR_POISON=str(int(poisoned)), TORCHAIR_STRICT="1")
     untimed = patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
-    early = patch.object(fast_path, "FIRST", 1), patch.object(compiled, "_PATIENCE", 1)
+    early = patch.object(fast_path, "FIRST", 1), patch.object(call_version, "_PATIENCE", 1)
     logging.disable(logging.ERROR)
     try:
         with poison, untimed, early[0], early[1], torch.no_grad(), warnings.catch_warnings():

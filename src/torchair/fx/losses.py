@@ -121,7 +121,7 @@ def _rewrite(
     if _narrow(x):  # the softmax rounds what it gives, and nothing in between
         x = _Builder(node)(aten._to_copy.default, x, dtype=torch.float32)
     largest, total = _row_numbers(_Builder(node), x)
-    _at_targets(_Builder(loss), loss, x, largest, total)
+    _at_targets(_Builder(loss), loss, x, largest, total, node.meta["val"].shape[1])
     for gradient, result in pairs:
         _gradient(_Builder(result), gradient, result, (x, largest, total))
 
@@ -134,9 +134,10 @@ def _row_numbers(make: _Builder, x: fx.Node) -> tuple[fx.Node, fx.Node]:
 
 
 def _at_targets(
-    make: _Builder, loss: fx.Node, x: fx.Node, largest: fx.Node, total: fx.Node
+    make: _Builder, loss: fx.Node, x: fx.Node, largest: fx.Node, total: fx.Node, classes: int
 ) -> None:
-    """The loss from one prediction a row, as if there were one class."""
+    """The loss from one prediction a row, as if there were one class. Targets behind the `classes`
+    are errors, whatever is there."""
     _, target, _, reduction, ignored = loss.args
     counts = make(aten.ne.Scalar, target, ignored)
     one = make(aten._to_copy.default, counts, dtype=torch.int64)
@@ -144,6 +145,8 @@ def _at_targets(
     source = x
     if x.target is aten._to_copy.default and _narrow(x.args[0]):
         source = x.args[0]  # type: ignore[assignment]
+    if source.meta["val"].shape[1] != classes:
+        source = make(aten.slice.Tensor, source, 1, 0, classes)
     found = make(aten.gather.default, source, 1, make(aten.unsqueeze.default, place, 1))
     if source is not x:
         found = make(aten._to_copy.default, found, dtype=x.meta["val"].dtype)

@@ -16,21 +16,21 @@ _TYPES = (torch.bfloat16, torch.float16)
 
 
 def lay_out_masks(gm: fx.GraphModule) -> int:
-    """Copy such masks of a graph of Dynamo into rows, each once: how many there were."""
-    made: dict[fx.Node, fx.Node] = {}
+    """Have attention in a graph of Dynamo read copies of such masks, in rows: how many there are.
+    Each is made where it is read: the graph may write to a mask before."""
+    count = 0
     for node in gm.graph.find_nodes(op="call_function", target=_ATTENTION):
         mask = node.kwargs.get("attn_mask", node.args[_MASK] if len(node.args) > _MASK else None)
         if not isinstance(mask, fx.Node) or not _scatters(node, mask):
             continue
-        if mask not in made:
-            with gm.graph.inserting_after(mask):
-                copy = gm.graph.call_method("contiguous", (mask,))
-            copy.meta = {**mask.meta, "example_value": mask.meta["example_value"].contiguous()}
-            made[mask] = copy
-        node.replace_input_with(mask, made[mask])
-    if made:
+        with gm.graph.inserting_before(node):
+            copy = gm.graph.call_method("contiguous", (mask,))
+        copy.meta = {**mask.meta, "example_value": mask.meta["example_value"].contiguous()}
+        node.replace_input_with(mask, copy)
+        count += 1
+    if count:
         gm.recompile()
-    return len(made)
+    return count
 
 
 def _scatters(node: fx.Node, mask: fx.Node) -> bool:

@@ -9,6 +9,8 @@ saved.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import getitem
 from typing import Any
 
 import torch
@@ -30,7 +32,11 @@ _LEAST = 64
 """Elements of each dim of such a product: one with few rows reads its weights only once."""
 _CASTS = (aten.view.default, aten._unsafe_view.default, aten._to_copy.default)
 """What may be between a product and what reads its rows, or between a gradient and its product."""
-_MARKS = ("partitioner_tag", "stack_trace", "nn_module_stack")
+_MARKS = (
+    "partitioner_tag", "stack_trace", "nn_module_stack", "recompute", "ac_graph_id",
+    "has_backward_hook",
+)  # fmt: skip
+"""What a new node takes over of the node that it is made for, checkpoints included."""
 _ZEROS = "torchair_zeros_behind"
 """Marks a value whose last columns are zeros."""
 
@@ -62,7 +68,7 @@ def widened(x: fx.Node, reader: fx.Node) -> fx.Node | None:
     cut = padding.new(product, aten.slice.Tensor, wide, 1, 0, count)
     product.replace_all_uses_with(cut)
     x.graph.erase_node(product)
-    padding.trace_readers(cut)
+    padding.trace_readers(cut, product.meta["val"])
     return padding.along(reader, chain, wide)
 
 
@@ -94,7 +100,7 @@ class _Padding:
                 made = self.new(node, aten.slice.Tensor, made, dim, 0, _shape(node)[dim])
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
-        self.trace_readers(made)
+        self.trace_readers(made, node.meta["val"])
         return True
 
     def with_classes(self, node: fx.Node) -> fx.Node | None:
@@ -165,24 +171,31 @@ class _Padding:
                     cut = self.new(reader, aten.slice.Tensor, cut, dim, 0, size)
             reader.replace_input_with(x, cut)
 
-    def trace_readers(self, cut: fx.Node) -> None:
-        """Trace views of a value again, whose rows have gaps now. What needs the strides that it
-        was traced with gets a copy."""
-        todo = [cut]
-        for value in todo:
+    def trace_readers(self, cut: fx.Node, before: torch.Tensor) -> None:
+        """Trace views of a value again, whose rows have gaps now: `before` they had none. What
+        needs the strides that it was traced with gets a copy."""
+        todo = [(cut, before)]
+        for value, traced in todo:
             for reader in list(value.users):
-                if reader.op == "output" or reader.target is aten.as_strided.default:
-                    self._copy_for(reader, value)
+                if reader.op == "output":
+                    self._copy_for(reader, value, traced)
                 elif _is_view(reader):
                     try:
-                        reader.meta["val"] = _traced(reader.target, reader.args, reader.kwargs)
-                        todo.append(reader)
+                        made = _traced(reader.target, reader.args, reader.kwargs)
                     except Exception:  # a view that rows with gaps do not have
-                        self._copy_for(reader, value)
+                        self._copy_for(reader, value, traced)
+                    else:
+                        todo.append((reader, reader.meta["val"]))
+                        reader.meta["val"] = made
 
-    def _copy_for(self, reader: fx.Node, value: fx.Node) -> None:
-        made = {"memory_format": torch.contiguous_format}
-        reader.replace_input_with(value, self.new(reader, aten.clone.default, value, **made))
+    def _copy_for(self, reader: fx.Node, value: fx.Node, traced: torch.Tensor) -> None:
+        """A copy with the strides of what was traced."""
+        order = sorted(range(traced.dim()), key=traced.stride, reverse=True)
+        back = [order.index(d) for d in range(len(order))]
+        made = self.new(reader, aten.permute.default, value, order)
+        rows = {"memory_format": torch.contiguous_format}
+        made = self.new(reader, aten.clone.default, made, **rows)
+        reader.replace_input_with(value, self.new(reader, aten.permute.default, made, back))
 
     def new(self, before: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A node before another one, in the part of the graph that this is in."""
@@ -202,9 +215,33 @@ def _operands(node: fx.Node) -> _Operands | None:
     at = _PRODUCTS[node.target]  # type: ignore[index]
     *bias, a, b = node.args[: at + 2]
     found = _missing(a, b)
-    if found is None or any(not isinstance(x, fx.Node) or _dims(x) != 1 for x in bias):
+    whole = (_shape(node)[1],)
+    if found is None or any(not isinstance(x, fx.Node) or _shape(x) != whole for x in bias):
+        return None
+    if any(_wants_memory(reader) for reader in _views(node)):
         return None
     return bias, a, b, found  # type: ignore[return-value]
+
+
+def _views(node: fx.Node) -> Iterator[fx.Node]:
+    """Values in the memory of a node."""
+    seen = {node}
+    todo = [node]
+    for value in todo:
+        new = [user for user in value.users if user not in seen and _is_view(user)]
+        seen.update(new)
+        todo += new
+        yield from new
+
+
+def _wants_memory(view: fx.Node) -> bool:
+    """Whether a view says how memory is laid out, or is a result of the graph that repeats
+    elements: then what it is made of is to have the strides that were traced."""
+    if view.target is aten.as_strided.default:
+        return True
+    value = view.meta["val"]
+    result = any(user.op == "output" for user in view.users)
+    return result and isinstance(value, torch.Tensor) and 0 in value.stride()
 
 
 def _chain(x: fx.Node) -> tuple[list[fx.Node], fx.Node]:
@@ -242,7 +279,10 @@ def _missing(a: Any, b: Any) -> tuple[int, int, int] | None:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a value is in the memory of another one."""
+    """Whether a value is in the memory of another one, or one of several such."""
+    if node.target is getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and _is_view(source)
     if node.target is aten._unsafe_view.default:
         return True
     returns = node.target._schema.returns if isinstance(node.target, OpOverload) else ()

@@ -26,7 +26,8 @@ class _Renamed(Distribution):
 
     @property
     def version(self) -> str:
-        return f"{self._found.version}+cpu"
+        known = self._found.version
+        return known if "+" in known else f"{known}+cpu"
 
 
 class _VllmFinder(DistributionFinder):
@@ -38,7 +39,7 @@ class _VllmFinder(DistributionFinder):
     def find_distributions(
         self, context: DistributionFinder.Context = _ALL
     ) -> Iterable[Distribution]:
-        return self._found() if context.name == WANTED else ()
+        return self._found() if (context.name or "").lower() == WANTED else ()
 
     def _found(self) -> Iterator[Distribution]:
         yield _Renamed(distribution(INSTALLED))
