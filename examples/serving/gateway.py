@@ -108,6 +108,7 @@ class Gateway:
         """All events of a text. Where a replica is lost, another goes on behind the tokens that are
         there, with the same random numbers."""
         seed, tokens, started = secrets.randbits(63), list[int](), False
+        closed: Refused | None = None
         for _ in range(ATTEMPTS):
             try:
                 async with aclosing(self._source(body, kind, tokens, seed)) as source:
@@ -124,8 +125,10 @@ class Gateway:
             except Refused as e:
                 if e.code != CLOSED:
                     raise
+                closed = e
                 await asyncio.sleep(PAUSE)
-        raise Refused(503, f"{ATTEMPTS} replicas were lost while they wrote this text", code="lost")
+        lost = f"{ATTEMPTS} replicas were lost while they wrote this text"
+        raise closed or Refused(503, lost, code="lost")
 
     async def _whole(
         self, form: Form, start: dict[str, Any], events: AsyncIterator[dict[str, Any]]

@@ -361,8 +361,9 @@ def test_a_text_goes_to_another_replica_where_one_is_closed(monkeypatch):
     asked = {"prompt": [1], "max_tokens": 3}
     reply, (found,) = reply_to(Closing(ATTEMPTS - 1), "POST", Kind.COMPLETION.path, **asked)
     assert reply.status == 200 and found["choices"][0]["text"] == "0 1 2 "
-    reply, _ = reply_to(Closing(ATTEMPTS), "POST", Kind.COMPLETION.path, **asked)
+    reply, (found,) = reply_to(Closing(ATTEMPTS), "POST", Kind.COMPLETION.path, **asked)
     assert reply.status == 503 and reply.headers == {"Retry-After": "1"}
+    assert "is being shut down" in found["error"]["message"]
 
 
 def test_health_is_that_of_a_replica_that_is_there(monkeypatch):
