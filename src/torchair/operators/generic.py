@@ -82,17 +82,23 @@ among their arguments."""
 
 
 def _with_state_on_host(target: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """These operators read the random state on the host, or on the GPU where they are captured: a
-    forward that was captured has left it there, wherever the backward runs."""
+    """These operators read the random state on the host, or on the GPU where they are captured,
+    wherever the forward has left it: on the GPU if it was captured itself."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        states = [args[k] for k in places if isinstance(args[k], torch.Tensor)]
-        if not any(s.is_cuda for s in states) or torch.cuda.is_current_stream_capturing():
-            return target(*args, **kwargs)
+        captured = args[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        place = args[0].device if captured else torch.device("cpu")
         given = list(args)
         with DisableTorchDispatch():  # a rehearsal of a recording refuses to read on the host
             for k in places:
-                given[k] = args[k].cpu()
+                state = args[k]
+                if state.device == place:
+                    continue
+                if captured:  # a number on the host is part of the key of a recording
+                    dims = {"dtype": state.dtype, "device": place}
+                    given[k] = torch.full(state.shape, state.item(), **dims)
+                else:
+                    given[k] = state.cpu()
         return target(*given, **kwargs)
 
     return call
