@@ -849,3 +849,22 @@ def test_a_module_within_a_model_is_compiled_in_place():
     for m in (model, eager):
         m.load_state_dict(other.state_dict())
     same(model(x), eager(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("of_the_mode", [False, True])
+def test_autocast_in_inference_mode(dynamic: bool, of_the_mode: bool) -> None:
+    """Traced in that mode, torch takes `einsum` apart before autocast has cast for it."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = torch.einsum("...i,...i->...", x, x)
+        return found, found.norm(dim=0)
+
+    x = torch.randn(3, 5, 8)
+    with torch.inference_mode():
+        given = x.clone() if of_the_mode else x
+        got = torchair.compile(fn, (given,), dynamic=dynamic)(given)
+        for mine, eager in zip(got, fn(given), strict=True):
+            assert mine.dtype is eager.dtype is torch.bfloat16 and mine.is_inference()
+            torch.testing.assert_close(mine, eager)

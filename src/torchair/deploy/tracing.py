@@ -142,6 +142,7 @@ def _put(refs: Sequence[Sequence[TensorRef]], tensors: Sequence[torch.Tensor]) -
             ref.place[ref.key] = tensor
 
 
+@torch.inference_mode(False)  # in it torch takes operators apart that autocast casts for
 def trace(
     call: Callable[[Sequence[Any]], Any],
     refs: Sequence[Sequence[TensorRef]],
@@ -314,6 +315,8 @@ def _with_own_memory(
 
 def _fake(fake_mode: FakeTensorMode, t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     plain = t.detach()
+    if plain.is_inference():  # graphs update none of these but in the mode that has made them
+        plain = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     if not dims:
         return fake_mode.from_tensor(plain, static_shapes=True)
     fixed, free = shapes.DimDynamic.STATIC, shapes.DimDynamic.DYNAMIC
