@@ -307,3 +307,21 @@ def test_views_of_constants_that_follow_from_sizes(function, last):
     for size in [(4, 3), (5, 7), (4, 3)]:
         x = torch.randn(size)
         torch.testing.assert_close(call(x), whole(x))
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "layer"])
+def test_norms_whose_squares_overflow_give_zeros(norm: str) -> None:
+    """As eager's kernels do that do not give NaN: the deviation is infinite, not unknown."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        if norm == "batch":
+            return torch.nn.functional.batch_norm(x, None, None, training=True)
+        if norm == "group":
+            return torch.nn.functional.group_norm(x, 2)
+        return torch.nn.functional.layer_norm(x, x.shape[2:])
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 5)
+    x[0, :, 0] = 3e38
+    got = compiled(fn)(x)
+    assert torch.isfinite(got).all() and (got[0] == 0).all()

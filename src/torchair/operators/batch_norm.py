@@ -15,7 +15,7 @@ from torchair.ge.graph import Fact
 from torchair.operators import formulas as f
 from torchair.operators.core import Op, TorchKernel, native, same_as
 from torchair.operators.loops import Lowered, LowerOp, elementwise
-from torchair.operators.norm import but_channels, by_channel, inverse_root
+from torchair.operators.norm import but_channels, by_channel, corrected, inverse_root
 
 _FLOAT = DataType.DT_FLOAT
 
@@ -96,7 +96,7 @@ def batch_norm_statistics(o: LowerOp) -> list[Lowered]:
     squares = o.reduce("sum", elementwise(f.square, offsets), axes)
     left = f.divided(total, n)
     excess = elementwise(f.mul, total, left)
-    deviations = elementwise(lambda s, e: f.most(f.sub(s, e), 0.0), squares, excess)
+    deviations = corrected(squares, excess)
     mean = elementwise(f.add, near, left)
     rstd = elementwise(inverse_root(o.attr("epsilon")), f.divided(deviations, n))
     scale = elementwise(f.mul, rstd, by_channel(o.tensor("weight"), x.rank))

@@ -81,6 +81,9 @@ def like_gamma(port: str) -> Callable[[Op], tuple[int, ...]]:
     return lambda o: _trailing(len(o.shape(port)), len(o.shape("gamma")))
 
 
+_LARGEST = {"f32": torch.finfo(torch.float32).max, "f64": torch.finfo(torch.float64).max}
+
+
 def inverse_root(eps: float) -> Callable[[Expr], Expr]:
     """1 / sqrt(x + eps)."""
     return lambda v: f.div(1.0, f.sqrt(f.add(v, float(eps))))
@@ -96,8 +99,14 @@ def corrected_moments(o: LowerOp, x: Lowered, axes: tuple[int, ...]) -> tuple[Lo
     left = f.divided(total, f.count(x, axes))
     squares = o.reduce("sum", elementwise(f.square, offsets), axes)
     excess = elementwise(f.mul, total, left)
-    deviations = elementwise(lambda s, e: f.most(f.sub(s, e), 0.0), squares, excess)
-    return elementwise(f.add, first, left), deviations
+    return elementwise(f.add, first, left), corrected(squares, excess)
+
+
+def corrected(squares: Lowered, excess: Lowered) -> Lowered:
+    """Sums of squares less what they have too much. Where both have overflowed the deviation is
+    infinite, and not unknown."""
+    largest = _LARGEST["f64" if squares.dtype == "f64" else "f32"]
+    return elementwise(lambda s, e: f.most(f.sub(s, f.least(e, largest)), 0.0), squares, excess)
 
 
 @native(
