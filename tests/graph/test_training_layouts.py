@@ -345,7 +345,8 @@ def test_large_filters_over_few_points_are_products(
     got, eager = gradients(mine, run, x), gradients(model, model, x)
     assert_close(got, eager, gradients(wide, wide, x.double()))
     assert [t.stride() for t in got] == [t.stride() for t in eager]
-    assert seen == ([x.shape] * 2 if numerics == "default" else [])
+    products = 1 if stride == 1 else 2  # over twelve points the gradients alone
+    assert seen == ([x.shape] * products if numerics == "default" else [])
 
 
 def test_what_is_infinite_stays_where_it_is() -> None:
